@@ -7,27 +7,32 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+
+def tensor_of(model: nn.Module, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The model's parameter or buffer of a name. Raises ValueError where it has none like that."""
+    owner, _, name = key.rpartition(".")
+    try:
+        found: Tensor = getattr(model.get_submodule(owner), name)
+    except AttributeError:
+        raise ValueError(f"the model has no {key!r}; give the model that was partitioned") from None
+    if (found.shape, found.dtype) != (shape, dtype):
+        raise ValueError(
+            f"the model's {key!r} is {found.dtype}{list(found.shape)}, expected "
+            f"{dtype}{list(shape)}; give the model that was partitioned"
+        )
+    return found
 
 
 def share_tensors(stage: nn.Module, model: nn.Module) -> None:
     """Give a stage the parameters and buffers of the model: the very same, not copies."""
-    tensors = dict(model.named_parameters(remove_duplicate=False))
-    tensors |= dict(model.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
     for path, module in stage.named_modules():
         for name in (*module._parameters, *module._buffers):
-            if (own := getattr(module, name)) is None or not own.is_meta:
-                continue  # what is not on meta is the stage's own
-            key = f"{path}.{name}" if path else name
-            if key not in tensors:
-                raise ValueError(f"the model has no {key!r}; give the model that was partitioned")
-            given = tensors[key]
-            if (given.shape, given.dtype) != (own.shape, own.dtype):
-                raise ValueError(
-                    f"the model's {key!r} is {given.dtype}{list(given.shape)}, expected "
-                    f"{own.dtype}{list(own.shape)}; give the model that was partitioned"
-                )
-            setattr(module, name, given)
+            own = getattr(module, name)
+            if own is not None and own.is_meta:  # what is not on meta is the stage's own
+                key = f"{path}.{name}" if path else name
+                setattr(module, name, tensor_of(model, key, own.shape, own.dtype))
 
 
 def follow_modes(stage: nn.Module, model: nn.Module) -> None:

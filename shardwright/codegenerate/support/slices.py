@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardwright.codegenerate.support.configuration import share_tensors, tensor_of
 from shardwright.codegenerate.support.exchanges import Slots
 
 Slices = Mapping[str, tuple[str, tuple[int, ...], tuple[str, ...]]]
@@ -209,38 +210,22 @@ def unfilled(
 
 
 def share(stage: nn.Module, model: nn.Module, made: dict[object, Tensor]) -> None:
-    """Give a stage the parameters and buffers of the model: the very same, or slices of them.
+    """Give a stage the model's parameters and buffers: slices of them, or the very same.
 
-    ``made`` has the slices that stages have already: a tensor's are made once.
+    Slices have memory of their own, and a tensor's are made once: ``made`` has those of stages.
     """
-    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    tensors |= dict(model.named_buffers(remove_duplicate=False))
-    pieces = stage.pieces() if isinstance(stage, SplitStage) else {}
-    for path, module in stage.named_modules():
-        for name in (*module._parameters, *module._buffers):
-            if (own := getattr(module, name)) is None or not own.is_meta:
-                continue  # what is not on meta is the stage's own
-            key = f"{path}.{name}" if path else name
-            piece = pieces.get(key, Piece(key, ()))
-            whole = tensors.get(piece.name)
-            if whole is None:
-                raise ValueError(
-                    f"the model has no {piece.name!r}; give the model that was partitioned"
-                )
-            expected = piece.shape if piece.ranges else tuple(own.shape)
-            if tuple(whole.shape) != expected:
-                raise ValueError(
-                    f"the model's {piece.name!r} is {list(whole.shape)}, expected "
-                    f"{list(expected)}; give the model that was partitioned"
-                )
-            setattr(module, name, shared(whole, piece, made) if piece.ranges else whole)
-
-
-def shared(whole: Tensor, piece: Piece, made: dict[object, Tensor]) -> Tensor:
-    """A slice of a tensor of the model, with memory of its own."""
-    key = (id(whole), piece.ranges)
-    if key not in made:
-        taken = piece.of(whole.detach()).clone(memory_format=torch.contiguous_format)
-        is_parameter = isinstance(whole, nn.Parameter)
-        made[key] = nn.Parameter(taken, whole.requires_grad) if is_parameter else taken
-    return made[key]
+    pieces: dict[str, Piece] = getattr(stage, "pieces", dict)()
+    for path, piece in pieces.items():
+        owner, _, name = path.rpartition(".")
+        module = stage.get_submodule(owner)
+        own: Tensor = getattr(module, name)
+        if not own.is_meta:
+            continue  # what is not on meta is the stage's own
+        whole = tensor_of(model, piece.name, piece.shape, own.dtype)
+        key = (id(whole), piece.ranges)
+        if key not in made:
+            taken = piece.of(whole.detach()).clone(memory_format=torch.contiguous_format)
+            is_parameter = isinstance(whole, nn.Parameter)
+            made[key] = nn.Parameter(taken, whole.requires_grad) if is_parameter else taken
+        setattr(module, name, made[key])
+    share_tensors(stage, model)
