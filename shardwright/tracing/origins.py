@@ -134,10 +134,10 @@ _UNSAID = ("self", "device", "dtype", "inplace")
 def constructor_arguments(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:
     """What a layer of torch.nn was made with, by its attributes of those names.
 
-    A bool says whether there is a parameter of that name. None for other modules, and for layers
-    that were given tensors.
+    A bool says whether there is a parameter of that name. None for other modules, for layers that
+    were given tensors, and for those with a forward of their own.
     """
-    if not type(module).__module__.startswith("torch.nn.modules."):
+    if not type(module).__module__.startswith("torch.nn.modules.") or "forward" in vars(module):
         return None
     found: dict[str, Any] = {}
     for name in _parameter_names(type(module)):  # type: ignore[arg-type]

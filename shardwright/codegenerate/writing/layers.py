@@ -1,8 +1,8 @@
 """Whole layers of torch.nn: a module whose nodes are exactly what one of them does.
 
-The layer, made and called so, is captured as the very nodes. A module is one only where its class
+The layer, made and called so, is captured as the very node. A module is one only where its class
 is known to be torch's; a class of the model's own is never taken for one. What its constructor
-takes are the call's numbers of the same names, and what capture noted of the layer itself.
+takes is what capture noted of the layer, but for sizes, which are those of its tensors.
 
     Linear       linear(x, weight f32[4, 3])                       3, 4, bias=False
     Conv2d       conv2d(x, weight f32[8, 3, 7, 7], bias, [2, 2])   3, 8, kernel_size=7, stride=2
@@ -15,11 +15,11 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
-from shardwright.codegenerate.spelling.forms import parameters, text_of, words
+from shardwright.codegenerate.spelling.forms import text_of, words
 from shardwright.ir import IRGraph, IRNode, IRValue, Scope, resolve
 from shardwright.ir.operators import named_arguments
 from shardwright.ir.tensor_meta import torch_dtype
@@ -88,8 +88,7 @@ _LAYERS = words("""
     ConvTranspose2d=conv_transpose2d.input ConvTranspose3d=conv_transpose3d.input
 
     CrossEntropyLoss=cross_entropy_loss NLLLoss=nll_loss_nd BCELoss=binary_cross_entropy
-    BCEWithLogitsLoss=binary_cross_entropy_with_logits KLDivLoss=kl_div MSELoss=mse_loss
-    L1Loss=l1_loss SmoothL1Loss=smooth_l1_loss HuberLoss=huber_loss
+    BCEWithLogitsLoss=binary_cross_entropy_with_logits KLDivLoss=kl_div
 """)
 _LAYERS_BY_RANK = words("""
     Conv{n}d=conv{n}d Conv{n}d=conv{n}d.padding BatchNorm{n}d=batch_norm
@@ -111,13 +110,6 @@ STORED = ("weight", "bias", *STATISTICS)
 """Tensors of operators that are the layer's own."""
 MODE_FLAGS = ("train", "training", "use_input_stats")
 """What operators call the mode that their layer is in."""
-_READ_OTHERWISE = (
-    *MODE_FLAGS,
-    *("cudnn_enable", "cudnn_enabled", "sizes", "pad", "mode", "value", "min_val", "max_val"),
-)
-"""Numbers of operators that follow from the class, or that torch reads from its settings."""
-_NOTED = ("padding_idx", "reduction")
-"""Parameters of constructors for which operators have other numbers."""
 _BY_PLACE = ("p", "num_parameters")
 """Optional parameters that stand by place."""
 _LISTS = ("normalized_shape", "unflattened_size")
@@ -153,20 +145,15 @@ def _text(name: str, value: Any) -> str:
     return text_of(value[0] if is_number or equal else [*value])
 
 
-class ConstructorParameter(NamedTuple):
-    """A parameter of a layer's constructor; ``default`` is its text, None where it is required."""
-
-    name: str
-    default: str | None
+# --- constructors -------------------------------------------------------------------------------
 
 
 @cache
-def _constructor(cls: str) -> tuple[ConstructorParameter, ...]:
-    given = inspect.signature(getattr(nn, cls)).parameters.values()
-    return tuple(
-        ConstructorParameter(p.name, None if p.default is p.empty else _default(p.default))
-        for p in given
-    )
+def _constructor(cls: str) -> Mapping[str, str | None]:
+    """The parameters of a layer's constructor, each with its default, None where it has none."""
+    found = inspect.signature(getattr(nn, cls)).parameters.values()
+    named = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return {p.name: None if p.default is p.empty else _default(p.default) for p in named}
 
 
 def _default(value: Any) -> str:
@@ -175,23 +162,17 @@ def _default(value: Any) -> str:
 
 
 def _texts(scope: Scope, call: LayerCall) -> list[str] | None:
-    """The constructor's arguments, but for the dtype; None where no such layer has that call."""
+    """The constructor's arguments, but for the dtype; None where capture did not note all."""
     cls, noted = scope.cls.rpartition(".")[2], dict(scope.arguments or ())
-    constructor = _constructor(cls)
-    taken = {parameter.name for parameter in constructor} | {*_READ_OTHERWISE}
-    for slot in parameters(call.node.op):
-        plain = slot.name in taken or call.has(slot.name) or call[slot.name] == slot.default
-        if not plain:
-            return None
     texts = []
-    for name, default in constructor:
-        said = name in call.arguments and name not in (*STORED, *_NOTED) and not call.has(name)
-        is_known = said or (name in noted and (name != "bias" or call.has("weight")))
-        if not is_known:
+    for name, default in _constructor(cls).items():
+        if name not in noted and default is None:
+            return None
+        if name not in noted or (name == "bias" and not call.has("weight")):
             continue
-        value = call[name] if said else _size(cls, name, call) or noted[name]
-        if name == "stride" and value == call.arguments.get("kernel_size"):
-            value = None
+        value = _size(cls, name, call) or noted[name]
+        if name == "stride" and default == "None" and value == noted["kernel_size"]:
+            continue
         text = _text(name, value)
         is_kernel = name == "kernel_size" and call.has("weight")  # a third number says its name
         if (default is None or name in _BY_PLACE) and not is_kernel:
@@ -218,33 +199,21 @@ def find_layer(
     mode of the whole model. What was called in another mode is no layer, which would go by the
     model's.
     """
+    cls = scope.cls.rpartition(".")[2]
     if scope.arguments is None:
         return None
     calls = [LayerCall.of(node, graph.values) for node in nodes]
     if not all(_follows(call, training) for call in calls):
         return None
-    cls = scope.cls.rpartition(".")[2]
     if tuple(node.op for node in nodes) == _TRAINED_NORM and cls.startswith("BatchNorm"):
         return _batch_norm_in_training(graph, scope, names, calls)
-    *broadcast, call = calls
-    if (cls, call.node.op) not in LAYERS or (broadcast and not _is_broadcast_alone(graph, nodes)):
+    if len(nodes) > 1 or (cls, nodes[0].op) not in LAYERS:
         return None
-    own = call.stored
+    (call,), own = calls, calls[0].stored
     others = [v for name, v in call.arguments.items() if isinstance(v, IRValue) and name not in own]
-    inputs = broadcast[0].node.inputs if broadcast else [value.id for value in others]
+    inputs = tuple(value.id for value in others)
     texts = _texts(scope, call) if _owns(scope, names, own) else None
-    return _layer(cls, texts, tuple(inputs), tuple(call.node.outputs), own)
-
-
-def _is_broadcast_alone(graph: IRGraph, nodes: Sequence[IRNode]) -> bool:
-    """Whether two tensors are broadcast for the second node alone, as for losses."""
-    first, last = nodes[0], nodes[-1]
-    return (
-        len(nodes) == 2
-        and first.op == "aten.broadcast_tensors.default"
-        and last.inputs == first.outputs
-        and not any(graph.values[i].users != [last.id] or i in graph.outputs for i in first.outputs)
-    )
+    return _layer(cls, texts, inputs, tuple(call.node.outputs), own)
 
 
 def _follows(call: LayerCall, training: bool) -> bool:
