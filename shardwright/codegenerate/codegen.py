@@ -10,12 +10,10 @@ from torch's random numbers.
 
 from __future__ import annotations
 
-import ast
 import subprocess
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from ruff.__main__ import find_ruff_bin
 
@@ -30,7 +28,6 @@ from shardwright.ir.dropout import DROPOUT
 from shardwright.pipeline import Pipeline
 from shardwright.planning.assemble import planned, with_copies
 from shardwright.planning.plan import (
-    Assignment,
     Copy,
     Plan,
     assignments,
@@ -49,48 +46,24 @@ _SECONDS = 120
 
 def formatted(text: str) -> str:
     """The text as ruff formats it. Raises CodegenError where it is no Python or cannot be run."""
-    _check(text)
-    for command in (_FIXES, ("format", "--quiet")):
-        text = _run(command, text)
+    for command in (_FIXES, ("format",)):
+        try:
+            done = subprocess.run(
+                [find_ruff_bin(), *command, *_OPTIONS, "--no-cache", "-"],
+                input=text,
+                capture_output=True,
+                encoding="utf-8",
+                timeout=_SECONDS,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", None) or str(error)
+            raise CodegenError(
+                f"the generated code could not be formatted: {said.strip()}; it is written with "
+                "ruff 0.11 or later, which is installed with shardwright (pip install 'ruff>=0.11')"
+            ) from error
+        text = done.stdout
     return text
-
-
-def _check(text: str) -> None:
-    try:
-        ast.parse(text)
-    except SyntaxError as error:
-        lines = text.splitlines()
-        line = lines[error.lineno - 1].strip() if error.lineno and lines[error.lineno - 1 :] else ""
-        raise CodegenError(
-            f"the generated code is no Python ({error.msg}) at line {error.lineno}: {line!r}; "
-            "this is a mistake of shardwright's, please report it with the model"
-        ) from error
-
-
-def _run(command: tuple[str, ...], text: str) -> str:
-    try:
-        done = subprocess.run(
-            [_ruff(), *command, *_OPTIONS, "--no-cache", "-"],
-            input=text,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        raise CodegenError(
-            f"the generated code could not be formatted: {said.strip()}; it is written with ruff "
-            "0.11 or later, which is installed with shardwright (pip install 'ruff>=0.11')"
-        ) from error
-    return done.stdout
-
-
-def _ruff() -> str:
-    try:
-        return str(Path(find_ruff_bin()))
-    except FileNotFoundError as error:
-        raise OSError(f"ruff is not to be found ({error})") from None
 
 
 def codegen(
@@ -154,16 +127,8 @@ def program_of(source: Pipeline | Plan, graph: IRGraph | None = None) -> StagePr
 # --- partitions of a plan -------------------------------------------------------------------------
 
 
-class StepForward(NamedTuple):
-    """The forward of a step as a model: its graph, the stage of each node, and its ends' names."""
-
-    graph: IRGraph
-    stages: list[int]
-    ends: EndNames
-
-
-def forward_of(graph: IRGraph, plan: Plan) -> StepForward:
-    """The forward of a step, with the stages of its plan. Raises PlanError."""
+def _step_program(graph: IRGraph, plan: Plan) -> StageProgram:
+    """The forward of a step as a model, with the stages of its plan. Raises PlanError."""
     assert plan.training is not None
     apart = unfuse(graph, plan.unfused)
     step = as_step(apart, plan.training.microbatches)
@@ -174,7 +139,7 @@ def forward_of(graph: IRGraph, plan: Plan) -> StepForward:
     view, found = with_copies(view, copies, [stages[at] for at in own])
     loss = next(node for node in apart.nodes if node.op == "Backward").inputs[0]
     model, ends = _as_model(apart, _with_torch_dropout(view), loss)
-    return StepForward(model, found, ends)
+    return cut(model, found, training=True, ends=ends)
 
 
 def _with_torch_dropout(graph: IRGraph) -> IRGraph:
@@ -243,21 +208,32 @@ def program_of_plan(graph: IRGraph, plan: Plan) -> StageProgram:
     training step, or where a partition needs what a later one makes.
     """
     check_belongs(plan, graph)
-    if is_split(plan):
-        return _split_program(graph, plan)
     if plan.training is not None:
-        forward = forward_of(graph, plan)
-        return cut(forward.graph, forward.stages, training=True, ends=forward.ends)
+        _check_whole(plan)
+        return _step_program(graph, plan)
     whole = planned(graph, plan)
     assigned = list(assignments(plan, len(whole.nodes)))
-    places = [_place(assignment) for assignment in assigned]
-    numbers = plan.stages or partition_numbers(whole, places)
-    return cut(
-        whole,
-        numbers,
-        training=graph.training is True,
-        notes=_whole_notes(whole, places, assigned, numbers),
+    training = graph.training is True
+    if is_split(plan):
+        return split_stages(
+            whole,
+            assigned,
+            cluster_of(plan),
+            stages=plan.stages,
+            training=training,
+            notes=plan.notes,
+        )
+    devices = [assignment.mesh.devices for assignment in assigned]
+    numbers = plan.stages or partition_numbers(
+        whole, [None if several else device for device, *several in devices]
     )
+    notes = [
+        f"{label_of(node)}: cut over {', '.join(several)} in the plan, whole in partition {number} "
+        "here"
+        for node, several, number in zip(whole.nodes, devices, numbers, strict=True)
+        if several[1:]
+    ]
+    return cut(whole, numbers, training=training, notes=notes)
 
 
 def is_split(plan: Plan) -> bool:
@@ -267,43 +243,12 @@ def is_split(plan: Plan) -> bool:
     return any(len(devices) > 1 and not alone.issuperset(devices) for devices in sets)
 
 
-def _split_program(graph: IRGraph, plan: Plan) -> StageProgram:
-    """The partitions of a model whose nodes are split over slots."""
-    if plan.training is not None:
+def _check_whole(plan: Plan) -> None:
+    """Raise CodegenError where the plan of a training step splits nodes."""
+    if is_split(plan):
         split = next(a.mesh for a in plan.assignments if len(a.mesh.devices) > 1)
         raise CodegenError(
             f"the plan for the training step {plan.graph!r} splits nodes over the mesh {split}, "
             "and code is written for split models: capture the model (sw.capture), plan it alike, "
             "and write the step around it"
         )
-    whole = planned(graph, plan)
-    return split_stages(
-        whole,
-        list(assignments(plan, len(whole.nodes))),
-        cluster_of(plan),
-        stages=plan.stages,
-        training=graph.training is True,
-        notes=plan.notes,
-    )
-
-
-def _place(assignment: Assignment) -> Hashable | None:
-    """The slot of a node; None where all slots do a part of it."""
-    devices = assignment.mesh.devices
-    return devices[0] if len(devices) == 1 else None
-
-
-def _whole_notes(
-    graph: IRGraph,
-    places: Sequence[Hashable | None],
-    assigned: Sequence[Assignment],
-    numbers: Sequence[int],
-) -> list[str]:
-    """What the plan cuts over slots, and where it stands whole."""
-    rows = zip(graph.nodes, places, assigned, numbers, strict=True)
-    return [
-        f"{label_of(node)}: cut over {', '.join(assignment.mesh.devices)} in the plan, whole in "
-        f"partition {number} here"
-        for node, place, assignment, number in rows
-        if place is None
-    ]

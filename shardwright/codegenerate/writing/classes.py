@@ -95,15 +95,6 @@ class ClassText:
             yield "    pass"
 
 
-@dataclass(frozen=True, slots=True)
-class Defined:
-    """A class under its name; ``is_own`` where nothing else may stand for it."""
-
-    name: str
-    text: ClassText
-    is_own: bool = False
-
-
 @dataclass
 class Classes:
     """The classes of one file; ``reserved`` are names that they must not take.
@@ -113,7 +104,8 @@ class Classes:
 
     reserved: Sequence[str] = ()
     backwards: dict[str, str] = field(default_factory=dict)
-    _known: dict[object, Defined] = field(default_factory=dict)
+    _known: dict[object, str] = field(default_factory=dict)
+    _texts: list[str] = field(default_factory=list)
     _names: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,11 +119,10 @@ class Classes:
         """
         key = (name, text.key)
         if key not in self._known:
-            taken = name is not None and any(one.name == name for one in self._known.values())
-            own = slot if taken and slot is not None else name
-            found = Defined(own or unused_class(text.stem, self._names), text, name is not None)
-            self._known[key] = found
-        return self._known[key].name
+            own = slot if name in self._known.values() else name
+            self._known[key] = own or unused_class(text.stem, self._names)
+            self._texts.append(text.text(self._known[key]))
+        return self._known[key]
 
     def backward(self, stem: str, text: str) -> str:
         """The name of the function with a text, made of ``stem`` where it is new."""
@@ -140,9 +131,9 @@ class Classes:
             self.backwards[text] = unused_class(f"{bare}_backward", self._names)
         return self.backwards[text]
 
-    def defined(self) -> list[Defined]:
-        """All of them, each after those that it uses."""
-        return list(self._known.values())
+    def defined(self) -> list[str]:
+        """The text of each, after those that it uses."""
+        return self._texts
 
 
 def forward_lines(body: Body) -> tuple[str, ...]:

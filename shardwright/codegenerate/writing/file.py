@@ -200,7 +200,7 @@ def file_text(program: StageProgram, *, verbose: bool = False) -> str:
         *([support.text] if support.text else []),
         *(slices_table(partition) for partition in program.partitions if is_split(partition[0])),
         *backward_functions(classes),
-        *(one.text.text(one.name) for one in classes.defined()),
+        *classes.defined(),
         helpers.text,
         configuration(program, names),
     ]
