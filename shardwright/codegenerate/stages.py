@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from shardwright.clusters import Mesh
+from shardwright.codegenerate.writing.names import unused
 from shardwright.errors import CodegenError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.execute import describe_node
@@ -99,58 +100,27 @@ class StageProgram:
 
 
 def partition_numbers(graph: IRGraph, places: Sequence[Hashable | None]) -> list[int]:
-    """The number of each node's partition, counted from 0."""
-    ranks = _ranks(places)
-    settled = _settled(graph, [None if place is None else ranks[place] for place in places])
+    """The number of each node's partition, counted from 0.
+
+    Places come in the order of their first nodes; a node without one goes to its first reader. A
+    place that needs what a later one makes goes on in a partition of its own behind that.
+    """
+    ranks = {place: rank for rank, place in enumerate(dict.fromkeys(places)) if place is not None}
+    position = {node.id: at for at, node in enumerate(graph.nodes)}
+    found = [ranks.get(place, 0) for place in places]
+    for at in reversed(range(len(found))):
+        users = (user for v in graph.nodes[at].outputs for user in graph.values[v].users)
+        if places[at] is None:
+            found[at] = min((found[position[user]] for user in users), default=0)
     levels: list[tuple[int, int]] = []
     made: dict[int, tuple[int, int]] = {}
-    for node, rank in zip(graph.nodes, settled, strict=True):
+    for node, rank in zip(graph.nodes, found, strict=True):
         above = max((made[v] for v in node.inputs if v in made), default=(0, 0))
         level = above[0] if rank >= above[1] else above[0] + 1
         levels.append((level, rank))
         made.update(dict.fromkeys(node.outputs, levels[-1]))
     numbers = {key: number for number, key in enumerate(sorted(set(levels)))}
     return [numbers[key] for key in levels]
-
-
-def _ranks(places: Sequence[Hashable | None]) -> dict[Hashable, int]:
-    """The place of each place among all, by where its nodes stand on average."""
-    positions: dict[Hashable, list[int]] = {}
-    for position, place in enumerate(places):
-        if place is not None:
-            positions.setdefault(place, []).append(position)
-    order = sorted(positions, key=lambda place: sum(positions[place]) / len(positions[place]))
-    return {place: rank for rank, place in enumerate(order)}
-
-
-def _settled(graph: IRGraph, ranks: Sequence[int | None]) -> list[int]:
-    """A rank for every node: those that are open, or are free to, go to their readers."""
-    position = {node.id: at for at, node in enumerate(graph.nodes)}
-    free = _free(graph, ranks)
-    found = [0 if rank is None else rank for rank in ranks]
-    for at in reversed(range(len(found))):
-        made = graph.nodes[at].outputs
-        readers = {found[position[user]] for v in made for user in graph.values[v].users}
-        if readers and ranks[at] is None:
-            found[at] = min(readers)
-        elif len(readers) == 1 and free[at]:
-            found[at] = min(found[at], *readers)
-    return found
-
-
-def _free(graph: IRGraph, ranks: Sequence[int | None]) -> list[bool]:
-    """Which nodes need nothing of another place, and make nothing that is needed at the end."""
-    ends = {*graph.outputs, *graph.updates.values()}
-    places: dict[int, int | None] = {}
-    """Of values that are made of inputs and stored values alone, at one place."""
-    found = []
-    for node, rank in zip(graph.nodes, ranks, strict=True):
-        made = (v for v in node.inputs if graph.values[v].producer is not None)
-        alone = all(places.get(value_id, -1) == rank for value_id in made)
-        if alone:
-            places.update(dict.fromkeys(node.outputs, rank))
-        found.append(alone and ends.isdisjoint(node.outputs))
-    return found
 
 
 class EndNames(NamedTuple):
@@ -166,161 +136,118 @@ class EndNames(NamedTuple):
         return cls([leaf.name for leaf in leaves(graph.in_structure)], graph.output_names)
 
 
-class PortNames:
-    """Names of ports by value id in the whole graph, each given once."""
-
-    def __init__(self, graph: IRGraph, ends: EndNames) -> None:
-        self.graph = graph
-        self.found: dict[int, str] = {}
-        self._taken: set[str] = set()
-        for value_id, name in zip(graph.inputs, ends.inputs, strict=True):
-            self._name(value_id, name)
-        for value_id, name in zip(graph.outputs, ends.outputs, strict=True):
-            self._name(value_id, name)
-
-    def add(self, value_ids: set[int]) -> None:
-        """Name what goes from stage to stage, in the order in which it is made."""
-        for value in self.graph.stored():
-            if value.id in value_ids:
-                self._name(value.id, value.name)
-        counts: Counter[tuple[str, str]] = Counter()
-        for node in self.graph.nodes:
-            for value_id in node.outputs:
-                stem = _stem(self.graph.values[value_id].name)
-                number = counts[node.scope, stem]
-                counts[node.scope, stem] += 1
-                if value_id in value_ids:
-                    name = f"{stem}_{number}" if number else stem
-                    self._name(value_id, f"{node.scope}/{name}" if node.scope else name)
-
-    def _name(self, value_id: int, wanted: str) -> None:
-        """Give a value without a name the wanted one, or the next free ``wanted__k``."""
-        if value_id in self.found:
-            return
-        name, k = wanted, 1
-        while name in self._taken:
-            name, k = f"{wanted}__{k}", k + 1
-        self._taken.add(name)
-        self.found[value_id] = name
+def port_names(graph: IRGraph, ends: EndNames, value_ids: set[int]) -> dict[int, str]:
+    """Names by value id for the graph's ends, and for what goes from stage to stage."""
+    ports = {*graph.inputs, *graph.outputs, *value_ids}
+    found: dict[int, str] = {}
+    taken: set[str] = set()
+    for value_id, name in _wanted_names(graph, ends):
+        if value_id in ports and value_id not in found:
+            found[value_id] = unused(name, taken, "__")
+    return found
 
 
-def _stem(name: str) -> str:
-    """A value's name without the numbers that make it unique in its graph and in torch's."""
-    return re.sub(r"(?<=\w)(_\d+)?(__\d+)?$", "", name)
+def _wanted_names(graph: IRGraph, ends: EndNames) -> Iterator[tuple[int, str]]:
+    """Names of values: those of the ends first, then of others in the order of their making."""
+    yield from zip(graph.inputs, ends.inputs, strict=True)
+    yield from zip(graph.outputs, ends.outputs, strict=True)
+    yield from ((value.id, value.name) for value in graph.stored())
+    counts: Counter[tuple[str, str]] = Counter()
+    for node in graph.nodes:
+        for value_id in node.outputs:
+            # Without the numbers that make it unique in its graph and in torch's.
+            stem = re.sub(r"(?<=\w)(_\d+)?(__\d+)?$", "", graph.values[value_id].name)
+            number = counts[node.scope, stem]
+            counts[node.scope, stem] += 1
+            name = f"{stem}_{number}" if number else stem
+            yield value_id, f"{node.scope}/{name}" if node.scope else name
 
 
-@dataclass(slots=True, eq=False)
-class Placed:
-    """A node and its partition."""
+# --- partitions that can run ----------------------------------------------------------------------
 
-    node: IRNode
-    number: int
+Numbers = dict[int, int]
+"""The partition of each node that something needs, by the node's id."""
 
 
-def together(graph: IRGraph, placed: Sequence[Placed]) -> None:
-    """Move nodes so that buffers change where they are first read.
-
-    What reads one waits for what changes it where it can, else that is done earlier. Raises
-    CodegenError where layers of the model stand between them.
-    """
-    if graph.updates:
-        moving = _Moving(graph, placed)
-        for old, new in graph.updates.items():
-            moving.settle(old, new)
-
-
-class _Moving:
-    """Moves nodes with all that they read, or with all that reads them."""
-
-    def __init__(self, graph: IRGraph, placed: Sequence[Placed]) -> None:
-        self.graph = graph
-        self.makers = {value_id: found for found in placed for value_id in found.node.outputs}
-        self.readers: dict[int, list[Placed]] = {}
-        for found in placed:
-            for value_id in dict.fromkeys(found.node.inputs):
-                self.readers.setdefault(value_id, []).append(found)
-
-    def settle(self, old: int, new: int) -> None:
-        """Bring what reads old contents and what makes new ones together."""
-        maker, readers = self.makers.get(new), self.readers.get(old, [])
-        first = min(readers, key=lambda found: found.number, default=None)
-        if maker is None or first is None or maker.number <= first.number:
-            return
-        early, late = first.number, maker.number
-        waiting = self._reached(readers, self._users, lambda number: number < late)
-        if waiting is not None:
-            for found in waiting:
-                found.number = late
-            return
-        earlier = self._reached([maker], self._sources, lambda number: number > early)
-        if earlier is None:
-            raise CodegenError(
-                f"partition {early} reads the buffer {self.graph.values[old].name!r}, and its new "
-                f"contents are made by {describe_node(maker.node)} in partition {late}, with "
-                "layers of the model between; plan so that one partition has both"
-            )
-        for found in earlier:
-            found.number = early
-
-    def _reached(
-        self,
-        starts: Iterable[Placed],
-        following: Callable[[Placed], Iterator[Placed]],
-        beyond: Callable[[int], bool],
-    ) -> list[Placed] | None:
-        """What must move along with some nodes; None where a layer is among it."""
-        found: dict[Placed, None] = {}
-        pending = list(starts)
-        while pending:
-            placed = pending.pop()
-            if placed in found or not beyond(placed.number):
-                continue
-            if any(self.graph.values[v].role == "param" for v in placed.node.inputs):
-                return None
-            found[placed] = None
-            pending += following(placed)
-        return list(found)
-
-    def _users(self, placed: Placed) -> Iterator[Placed]:
-        for value_id in placed.node.outputs:
-            yield from self.readers.get(value_id, ())
-
-    def _sources(self, placed: Placed) -> Iterator[Placed]:
-        for value_id in placed.node.inputs:
-            if value_id in self.makers:
-                yield self.makers[value_id]
-
-
-def live(graph: IRGraph, numbers: Sequence[int]) -> list[Placed]:
-    """The nodes that something needs, each with its partition; partitions count from 0."""
+def live(graph: IRGraph, numbers: Sequence[int]) -> Numbers:
+    """The partitions of the nodes that something needs, counted from 0."""
     needed = live_values(graph, (*graph.outputs, *graph.updates.values()))
     pairs = zip(graph.nodes, numbers, strict=True)
-    found = [(node, number) for node, number in pairs if not needed.isdisjoint(node.outputs)]
-    order = {number: i for i, number in enumerate(sorted({number for _, number in found}))}
-    return [Placed(node, order[number]) for node, number in found]
+    found = {node.id: number for node, number in pairs if not needed.isdisjoint(node.outputs)}
+    order = {number: i for i, number in enumerate(sorted(set(found.values())))}
+    return {node_id: order[number] for node_id, number in found.items()}
 
 
-def check_order(graph: IRGraph, placed: Sequence[Placed]) -> None:
+def together(graph: IRGraph, numbers: Numbers) -> None:
+    """Move nodes so that buffers change where they are first read.
+
+    What reads one waits for what changes it where it can, with all that reads that in turn; else
+    what changes it is done earlier, with all that it reads. Raises CodegenError where layers of the
+    model stand between them.
+    """
+    nodes = graph.node_by_id()
+
+    def users(node: IRNode) -> Iterator[int]:
+        return (user for v in node.outputs for user in graph.values[v].users if user in numbers)
+
+    def sources(node: IRNode) -> Iterator[int]:
+        made = (graph.values[value_id].producer for value_id in node.inputs)
+        return (producer for producer in made if producer is not None)
+
+    def reached(
+        starts: Iterable[int],
+        following: Callable[[IRNode], Iterator[int]],
+        beyond: Callable[[int], bool],
+    ) -> set[int] | None:
+        """What must move along with some nodes; None where a layer is among it."""
+        found: set[int] = set()
+        pending = list(starts)
+        while pending:
+            node_id = pending.pop()
+            if node_id in found or not beyond(numbers[node_id]):
+                continue
+            if any(graph.values[v].role == "param" for v in nodes[node_id].inputs):
+                return None
+            found.add(node_id)
+            pending += following(nodes[node_id])
+        return found
+
+    for old, new in graph.updates.items():
+        maker = graph.values[new].producer
+        readers = [user for user in graph.values[old].users if user in numbers]
+        early = min((numbers[reader] for reader in readers), default=None)
+        if maker is None or early is None or (late := numbers[maker]) <= early:
+            continue
+        moved, there = reached(readers, users, late.__gt__), late
+        if moved is None:
+            moved, there = reached([maker], sources, early.__lt__), early
+        if moved is None:
+            raise CodegenError(
+                f"partition {early} reads the buffer {graph.values[old].name!r}, and its new "
+                f"contents are made by {describe_node(nodes[maker])} in partition {late}, with "
+                "layers of the model between; plan so that one partition has both"
+            )
+        numbers.update(dict.fromkeys(moved, there))
+
+
+def check_order(graph: IRGraph, numbers: Numbers) -> None:
     """Raise CodegenError where a partition needs what a later one makes, or changes."""
-    home = {value_id: found.number for found in placed for value_id in found.node.outputs}
+    placed = [(node, numbers[node.id]) for node in graph.nodes if node.id in numbers]
+    home = {value_id: number for node, number in placed for value_id in node.outputs}
     readers: dict[int, int] = {}
-    for found in placed:
-        for value_id in found.node.inputs:
-            readers[value_id] = min(found.number, readers.get(value_id, found.number))
+    for node, number in placed:
+        for value_id in node.inputs:
+            readers[value_id] = min(number, readers.get(value_id, number))
     home |= {old: readers.get(old, home.get(new, 0)) for old, new in graph.updates.items()}
-    reads: list[tuple[int, int, IRNode | int]] = [
-        (value_id, found.number, found.node) for found in placed for value_id in found.node.inputs
+    reads = [(v, number, describe_node(node)) for node, number in placed for v in node.inputs]
+    reads += [
+        (new, home[old], f"the new contents of {graph.values[old].name!r}")
+        for old, new in graph.updates.items()
     ]
-    reads += [(new, home[old], old) for old, new in graph.updates.items()]
     for value_id, number, reader in reads:
         if home.get(value_id, number) > number:
-            said = (
-                describe_node(reader)
-                if isinstance(reader, IRNode)
-                else f"the new contents of {graph.values[reader].name!r}"
-            )
             raise CodegenError(
-                f"{said} is in partition {number} and needs {graph.values[value_id].name!r} of "
+                f"{reader} is in partition {number} and needs {graph.values[value_id].name!r} of "
                 f"partition {home[value_id]}; plan so that nothing needs what a later partition "
                 "makes"
             )

@@ -213,7 +213,7 @@ def test_a_model_of_other_sizes_is_refused(other: nn.Embedding, said: str, tmp_p
 
 
 def test_text_that_is_no_python_is_refused_with_its_line() -> None:
-    with pytest.raises(CodegenError, match="could not be formatted: .* parse at 2:5: Expected"):
+    with pytest.raises(CodegenError, match=r"could not be formatted: .* parse at 2:5: Expected"):
         formatted("y = 1\nx = = 2\n")
 
 

@@ -32,14 +32,14 @@ from shardwright.codegenerate.splitting.collectives import (
 )
 from shardwright.codegenerate.stages import (
     EndNames,
-    Placed,
+    Numbers,
     Port,
-    PortNames,
     Stage,
     StageProgram,
     check_order,
     live,
     partition_numbers,
+    port_names,
     together,
 )
 from shardwright.errors import CodegenError
@@ -348,7 +348,7 @@ class _Partitioned:
         together(graph, placed)
         check_order(graph, placed)
         by_node = {node.id: own for node, own in zip(graph.nodes, assigned, strict=True)}
-        self.meshes = _meshes([(found.number, by_node[found.node.id].mesh) for found in placed])
+        self.meshes = _meshes([(n, by_node[node_id].mesh) for node_id, n in placed.items()])
         self.is_split = any(mesh.devices[1:] for mesh in self.meshes.values())
         inference = Inference()
         devices = [device for mesh in self.meshes.values() for device in mesh.devices]
@@ -358,17 +358,17 @@ class _Partitioned:
         self.updates = dict(self._updates())  # before outputs: one that changes is where it changes
         self.leaving = {value_id: self._output(value_id) for value_id in _made(graph)}
         self.leaving |= self.holdings.leaving
-        self.names = PortNames(graph, ends)
-        self.names.add(set(self.leaving))
+        self.names = port_names(graph, ends, set(self.leaving))
         self.shapes = whole_shapes(graph)
 
-    def _write(self, placed: Sequence[Placed], assigned: Mapping[int, Assignment]) -> None:
+    def _write(self, numbers: Numbers, assigned: Mapping[int, Assignment]) -> None:
         """Write the nodes, partition after partition."""
         writer = StageWriter(self.graph, self.holdings.slots, self.holdings)
-        for found in sorted(placed, key=lambda found: found.number):
-            mesh, own = self.meshes[found.number], assigned[found.node.id]
+        nodes = self.graph.node_by_id()
+        for node_id in sorted(numbers, key=numbers.__getitem__):
+            mesh, own = self.meshes[numbers[node_id]], assigned[node_id]
             splits = own.splits if own.mesh.sizes == mesh.sizes else (None,) * mesh.ndim
-            writer.add(found.node, Assignment(mesh, splits))
+            writer.add(nodes[node_id], Assignment(mesh, splits))
 
     def _output(self, value_id: int) -> PlacedValue:
         """An output of the graph as it leaves the partition that makes it."""
@@ -397,7 +397,7 @@ class _Partitioned:
 
     def program(self, training: bool, notes: Sequence[str]) -> StageProgram:
         """The stages, with names for what enters and leaves them."""
-        graph, names = self.graph, self.names.found
+        graph, names = self.graph, self.names
         partitions = tuple(
             tuple(self._stages(place, mesh)) for place, mesh in enumerate(self.meshes.values())
         )
@@ -450,7 +450,7 @@ class _Partitioned:
         shape = self.graph.values[value_id].shape
         at = holding.mesh.devices.index(device)
         ranges = holding.layout.slices(holding.mesh, shape)[at]
-        name = self.names.found[value_id]
+        name = self.names[value_id]
         return name if ranges == whole(shape) else f"{name}{format_ranges(ranges)}"
 
 
