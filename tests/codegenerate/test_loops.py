@@ -77,5 +77,5 @@ def test_sequentials_whole_and_in_part() -> None:
     four = [(str(i), "A()") for i in range(4)]
     assert sequential(four) == "nn.Sequential(*(A() for _ in range(4)))"
     assert sequential(four[1:]) == (
-        "nn.Sequential(OrderedDict((str(i), A()) for i in range(1, 4)))"
+        "nn.Sequential(OrderedDict({str(i): A() for i in range(1, 4)}))"
     )

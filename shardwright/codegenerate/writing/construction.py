@@ -20,6 +20,7 @@ from shardwright.codegenerate.stages import Stage, StageProgram
 from shardwright.codegenerate.writing.calls import Calls
 from shardwright.codegenerate.writing.classes import DICTIONARY, MODULE
 from shardwright.codegenerate.writing.contents import contents, empty, encoded
+from shardwright.codegenerate.writing.layers import takes_gradient
 from shardwright.codegenerate.writing.modules import Home, Module
 from shardwright.codegenerate.writing.names import AMBIGUOUS, is_plain
 from shardwright.errors import CodegenError
@@ -35,10 +36,15 @@ Item = tuple[str, str]
 
 def module_dict(items: Sequence[Item]) -> str:
     """A ModuleDict of these modules."""
+    return f"nn.ModuleDict({_dictionary(items)})"
+
+
+def _dictionary(items: Sequence[Item]) -> str:
+    """A dict of these modules; equal ones in a row are a comprehension."""
     runs = _runs(items)
     if len(runs) == 1 and (one := _comprehension(runs[0])):
-        return f"nn.ModuleDict({{{one}}})"
-    return f"nn.ModuleDict({{{', '.join(map(_part, runs))}}})"
+        return f"{{{one}}}"
+    return f"{{{', '.join(map(_part, runs))}}}"
 
 
 def number_range(keys: Sequence[str]) -> str | None:
@@ -60,15 +66,11 @@ def sequential(items: Sequence[Item]) -> str:
     """A Sequential, of which there may be only a part."""
     keys = [key for key, _ in items]
     makers = [maker for _, maker in items]
-    equal = len(set(makers)) == 1 and len(items) >= SHORTEST
-    if keys == [str(i) for i in range(len(keys))]:
-        if equal:
-            return f"nn.Sequential(*({makers[0]} for _ in range({len(items)})))"
-        return f"nn.Sequential({', '.join(makers)})"
-    if equal and (numbers := number_range(keys)) is not None:
-        return f"nn.Sequential(OrderedDict((str(i), {makers[0]}) for i in {numbers}))"
-    pairs = ", ".join(f"{quoted(key)}: {maker}" for key, maker in items)
-    return f"nn.Sequential(OrderedDict({{{pairs}}}))"
+    if keys != [str(i) for i in range(len(keys))]:
+        return f"nn.Sequential(OrderedDict({_dictionary(items)}))"
+    if len(set(makers)) == 1 and len(items) >= SHORTEST:
+        return f"nn.Sequential(*({makers[0]} for _ in range({len(items)})))"
+    return f"nn.Sequential({', '.join(makers)})"
 
 
 def _runs(items: Sequence[Item]) -> list[list[Item]]:
@@ -160,14 +162,6 @@ def untold(program: StageProgram) -> list[str]:
     return [value.name for graph, value in pairs if not is_told(graph, value)]
 
 
-def takes_gradient(graph: IRGraph, value: IRValue) -> bool:
-    """Whether a parameter is trained; so it is where nothing is known."""
-    tensor = graph.tensors.get(value.id)
-    dtype = torch_dtype(value.dtype)
-    differentiable = dtype.is_floating_point or dtype.is_complex
-    return differentiable and (tensor is None or tensor.requires_grad)
-
-
 _OF_DICTIONARIES = frozenset(dir(nn.ModuleDict)) - frozenset(dir(nn.Module))
 
 
@@ -229,8 +223,7 @@ class Construction:
         if call is not None and call.layer is not None:
             layer = call.layer
             kind = layer.constructor.partition("(")[0]
-            constructor = layer.constructor + self._frozen(module)
-            return Made(constructor, kind, layer.arguments, layer.results)
+            return Made(layer.constructor, kind, layer.arguments, layer.results)
         if call is None and not is_plain_holder(module):
             children = self.children(module)
             if not module.tensors:
@@ -265,8 +258,6 @@ class Construction:
                 yield f"self[{quoted(child.name)}] = {made}"
             else:
                 yield f"self.add_module({quoted(child.name)}, {made})"
-        for child in self.children(module):
-            yield from self._frozen_parts(module, child)
         yield from self._ties(module)
 
     def fields(self, module: Module) -> Iterator[str]:
@@ -302,49 +293,20 @@ class Construction:
 
     def _tie(self, module: Module, home: Home, leading: Home) -> str:
         """The statement that puts a tensor where it stands under another name."""
-        if is_plain(home.name) or self._is_subscripted(module, home):
-            return f"{self.tensor(module, home)} = {self.tensor(module, leading)}"
-        value = self.stage.graph.values[home.module.tensors[home.name]]
-        name = quoted(home.name)
-        path = quoted(leading.path.removeprefix(f"{module.path}." if module.path else ""))
-        holder = self._holder(module, home)
+        holder, tensor = self.module(module, home.module), self.tensor(module, leading)
+        if is_plain(home.name):
+            return f"{holder}.{home.name} = {tensor}"
+        value, name = self.stage.graph.values[home.module.tensors[home.name]], quoted(home.name)
         if value.role == "param":
-            return f"{holder}.register_parameter({name}, self.get_parameter({path}))"
+            return f"{holder}.register_parameter({name}, {tensor})"
         saved = "" if is_saved(value) else ", persistent=False"
-        return f"{holder}.register_buffer({name}, self.get_buffer({path}){saved})"
+        return f"{holder}.register_buffer({name}, {tensor}{saved})"
 
     def _constructs(self, module: Module, other: Module) -> bool:
         """Whether the constructor of ``module`` is that around all that ``other`` holds."""
         between = module.down_to(other)
         inside = other is module or bool(between)
         return inside and all(self.made(inner).kind in CONTAINERS for inner in between)
-
-    def _frozen(self, module: Module) -> str:
-        """A call that freezes all of a layer's parameters, where all are frozen."""
-        call = self.calls.by_module[module]
-        assert call.layer is not None
-        parameters = self._parameters_of(call.layer.parameters)
-        graph = self.stage.graph
-        trained = [name for name, v in parameters.items() if takes_gradient(graph, v)]
-        return ".requires_grad_(False)" if parameters and not trained else ""
-
-    def _frozen_parts(self, module: Module, child: Module) -> Iterator[str]:
-        """Freezes some parameters of layers: a child that is one, or those in a container."""
-        if self.made(child).kind in CONTAINERS:
-            for inner in self.children(child):
-                yield from self._frozen_parts(module, inner)
-        call = self.calls.by_module.get(child)
-        if call is None or call.layer is None or self._frozen(child):
-            return
-        for name, value in self._parameters_of(call.layer.parameters).items():
-            if not takes_gradient(self.stage.graph, value):
-                yield f"{self._typed(module, child)}.{name}.requires_grad_(False)"
-
-    def _parameters_of(self, parameters: object) -> dict[str, IRValue]:
-        assert isinstance(parameters, dict) or hasattr(parameters, "items")
-        values = self.stage.graph.values
-        pairs = ((name, values[v]) for name, v in parameters.items())
-        return {name: value for name, value in pairs if value.role == "param"}
 
     # --- reaching -----------------------------------------------------------------------------
 
@@ -353,42 +315,36 @@ class Construction:
         return self._path(start, module)[0]
 
     def tensor(self, start: Module, home: Home) -> str:
-        """How a method of ``start`` reaches a tensor inside it."""
-        text = self._holder(start, home)
-        if is_plain(home.name):
-            return f"{text}.{home.name}"
-        if self._is_subscripted(start, home):
+        """How a method of ``start`` reads a tensor inside it, of a type that a checker knows."""
+        text, is_known = self._path(start, home.module)
+        has_fields = home.module is start or self.made(home.module).kind != "nn.ParameterDict"
+        if is_known and not has_fields:
             return f"{text}[{quoted(home.name)}]"
+        if is_known and is_plain(home.name):
+            return f"{text}.{home.name}"
         value = self.stage.graph.values[home.module.tensors[home.name]]
         kind = "parameter" if value.role == "param" else "buffer"
-        return f"{text}.get_{kind}({quoted(home.name)})"
-
-    def _holder(self, start: Module, home: Home) -> str:
-        """How a method of ``start`` reaches the module that a tensor stands in."""
-        return self._typed(start, home.module) if home.module is not start else "self"
-
-    def _is_subscripted(self, start: Module, home: Home) -> bool:
-        """Whether a tensor stands in a dictionary of parameters."""
-        return home.module is not start and self.made(home.module).kind == "nn.ParameterDict"
-
-    def _typed(self, start: Module, module: Module) -> str:
-        """The expression for a module inside ``start``, of a class that a type checker knows."""
-        text, is_known = self._path(start, module)
-        return text if is_known else f"cast({self.made(module).kind}, {text})"
+        return f"self.get_{kind}({quoted(_below(start, home.path))})"
 
     def _path(self, start: Module, module: Module) -> tuple[str, bool]:
         """The expression, and whether a type checker knows its class."""
         text, is_known = "self", True
         for inner in start.down_to(module):
-            text = text if is_known else f"cast({self.made(inner.parent or start).kind}, {text})"
+            if not is_known:
+                return f"self.get_submodule({quoted(_below(start, module.path))})", False
             kind = None if inner.parent is start else self.made(inner.parent or start).kind
             if kind != "nn.Sequential" and is_plain(inner.name):
-                text, is_known = f"{text}.{inner.name}", True
+                text = f"{text}.{inner.name}"
             elif kind == "nn.Sequential" or self.base(inner.parent or start) == MODULE:
                 text, is_known = f"{text}.get_submodule({quoted(inner.name)})", False
             else:
                 text, is_known = f"{text}[{quoted(inner.name)}]", False
         return text, is_known
+
+
+def _below(start: Module, path: str) -> str:
+    """A path as ``start`` says it."""
+    return path.removeprefix(f"{start.path}.") if start.path else path
 
 
 def is_plain_holder(module: Module) -> bool:

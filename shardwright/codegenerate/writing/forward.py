@@ -337,9 +337,8 @@ def as_loop(chain: Sequence[SiblingCall], carried: int, siblings: Sequence[str])
     item = item_name(first.constructor.partition("(")[0].rpartition(".")[2])
     if keys == list(siblings):
         over, callee = f"{first.container}.values()", item
-    elif (numbers := number_range(keys)) is not None:
-        over, item, callee = numbers, "i", f"{first.container}[str(i)]"
     else:
-        over, item = f"({', '.join(map(quoted, keys))})", "i"
-        callee = f"{first.container}[i]"
+        numbers = number_range(keys)
+        over = numbers or f"({', '.join(map(quoted, keys))})"
+        item, callee = "i", f"{first.container}[{'str(i)' if numbers else 'i'}]"
     return Loop(over, item, callee, first.arguments, carried, chain[-1].results[0])

@@ -213,7 +213,7 @@ def find_layer(
     others = [v for name, v in call.arguments.items() if isinstance(v, IRValue) and name not in own]
     inputs = tuple(value.id for value in others)
     texts = _texts(scope, call) if _owns(scope, names, own) else None
-    return _layer(cls, texts, inputs, tuple(call.node.outputs), own)
+    return _layer(graph, cls, texts, inputs, tuple(call.node.outputs), own)
 
 
 def _follows(call: LayerCall, training: bool) -> bool:
@@ -234,19 +234,30 @@ def _owns(scope: Scope, names: Mapping[int, str], values: Mapping[str, IRValue])
 
 
 def _layer(
+    graph: IRGraph,
     cls: str,
     texts: list[str] | None,
     arguments: tuple[int, ...],
     results: tuple[int, ...],
     own: Mapping[str, IRValue],
 ) -> TorchLayer | None:
-    """The layer with its dtype; None where its parameters are of several."""
+    """The layer with its dtype; None where its parameters are of several, or frozen in part."""
     dtypes = {value.dtype for value in own.values() if torch_dtype(value.dtype).is_floating_point}
-    if texts is None or len(dtypes) > 1:
+    trained = {takes_gradient(graph, value) for value in own.values() if value.role == "param"}
+    if texts is None or len(dtypes) > 1 or len(trained) > 1:
         return None
     said = [f"dtype={torch_dtype(dtype)}" for dtype in dtypes if dtype != "f32"]
+    frozen = ".requires_grad_(False)" if trained == {False} else ""
     stored = {name: value.id for name, value in own.items()}
-    return TorchLayer(f"nn.{cls}({', '.join(texts + said)})", arguments, results, stored)
+    return TorchLayer(f"nn.{cls}({', '.join(texts + said)}){frozen}", arguments, results, stored)
+
+
+def takes_gradient(graph: IRGraph, value: IRValue) -> bool:
+    """Whether a parameter is trained; so it is where nothing is known."""
+    tensor = graph.tensors.get(value.id)
+    dtype = torch_dtype(value.dtype)
+    differentiable = dtype.is_floating_point or dtype.is_complex
+    return differentiable and (tensor is None or tensor.requires_grad)
 
 
 # --- batch norm in training -----------------------------------------------------------------------
@@ -274,4 +285,4 @@ def _batch_norm_in_training(
     if not updated or any(graph.values[i].users or i in graph.outputs for i in beside):
         return None
     cls = scope.cls.rpartition(".")[2]
-    return _layer(cls, _texts(scope, norm), (norm["input"].id,), (result,), own)
+    return _layer(graph, cls, _texts(scope, norm), (norm["input"].id,), (result,), own)
