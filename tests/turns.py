@@ -42,6 +42,12 @@ def rotated(names: Sequence[str], options: Sequence[Option], turns: int = 1) -> 
     ]
 
 
+def sampled(names: Sequence[str], step: int) -> list[object]:
+    """All names, of which each ``step``-th is tried."""
+    marks = [() if number % step == 0 else pytest.mark.exhaustive for number in range(len(names))]
+    return [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
+
+
 def option_id(option: object) -> str:
     """An option as it stands in the name of a test."""
     return "-".join(map(str, option)) if isinstance(option, tuple) else str(option)

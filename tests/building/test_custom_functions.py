@@ -16,10 +16,11 @@ import shardwright as sw
 from shardwright.errors import CaptureError, GraphError
 from shardwright.ops.catalog import dimop_of
 from tests.custom_functions import MODULES, Applied, Round, Scale, module
+from tests.turns import rotated
 
 BATCHES = [torch.randn(4, 8, generator=torch.Generator().manual_seed(i)).double() for i in (1, 2)]
-WAYS = ({"data": 1}, {"pipeline": 2}, {"data": 2}, {"tensor": 2}, None)
-"""Meshes to train on; None is a compiled step."""
+WAYS = ("one", "pipeline", "data", "tensor", "compiled")
+"""One slot, two along an axis, or a compiled step."""
 
 
 def stepper(model: Applied) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -35,19 +36,19 @@ def stepper(model: Applied) -> Callable[[torch.Tensor], torch.Tensor]:
     return step
 
 
-def trained(model: Applied, way: dict[str, int] | None) -> dict[str, torch.Tensor]:
-    if way is None:
+def trained(model: Applied, way: str) -> dict[str, torch.Tensor]:
+    if way == "compiled":
         program = sw.compile(stepper(model), BATCHES[0])
         for batch in BATCHES:
             program(batch)
     else:
-        sw.train(stepper(model), BATCHES, mesh=way, epochs=1, quiet=True, in_process=True)
+        mesh = {"data": 1} if way == "one" else {way: 2}
+        sw.train(stepper(model), BATCHES, mesh=mesh, epochs=1, quiet=True, in_process=True)
     return model.state_dict()
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("name", MODULES)
-def test_a_function_keeps_its_backward(name: str, way: dict[str, int] | None) -> None:
+@pytest.mark.parametrize(("name", "way"), rotated(list(MODULES), WAYS))
+def test_a_function_keeps_its_backward(name: str, way: str) -> None:
     eager, ours = module(name).double(), module(name).double()
     for batch in BATCHES:
         stepper(eager)(batch)
@@ -165,7 +166,7 @@ def test_a_backward_that_cannot_be_traced_is_an_error_in_training_alone(
     model = applied(backward)
     graph = sw.capture(model.eval(), (BATCHES[0],))
     assert torch.equal(graph.run(BATCHES[0]), model(BATCHES[0]))
-    for way in ({"pipeline": 2}, {"data": 2}, None):
+    for way in ("pipeline", "data", "compiled"):
         with pytest.raises((GraphError, CaptureError), match=r"test_custom_functions.py:\d+.*Own"):
             trained(applied(backward), way)
 

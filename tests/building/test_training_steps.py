@@ -118,11 +118,11 @@ FAST = {
     "experts": ("microbatches", "data 2"),
     "resnet": ("pipeline 2", "data 2"),
 }
-"""What is tested in the fast tier; of the rest every second one with the models of the zoo."""
+"""What is tested in the fast tier; of the rest every fourth one with the models of the zoo."""
 
 
 def cases():
-    tried = in_turn(list(MODELS), list(MESHES), len(MESHES) // 2)
+    tried = in_turn(list(MODELS), list(MESHES), len(MESHES) // 4)
     for name in MODELS:
         for mesh in MESHES:
             marks = [] if mesh in FAST[name] else [pytest.mark.zoo]

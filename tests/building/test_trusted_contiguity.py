@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import shardwright as sw
 from shardwright.autodiff.record import in_one_order
 from shardwright.autodiff.vjp import Vjps
 from tests.building.derivatives import run, with_gradients, wrong_kinds
+from tests.turns import rotated
 
 BATCHES = [torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(i)) for i in (1, 2)]
 
@@ -71,12 +73,13 @@ def stepper(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return step
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("trusting", TRUSTING)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("activation", "place"), rotated(list(ACTIVATIONS), [*product(TRUSTING, LAYOUTS)], 2)
+)
 def test_training_is_eagers_however_activations_lie(
-    activation: str, trusting: str, layout: str
+    activation: str, place: tuple[str, str]
 ) -> None:
+    trusting, layout = place
     eager = Between(activation, trusting, layout).double()
     split, compiled = copy.deepcopy(eager), copy.deepcopy(eager)
     batches = [batch.double() for batch in BATCHES]

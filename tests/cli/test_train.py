@@ -191,8 +191,9 @@ def stopped(folder: Path, number: int, *options: str) -> tuple[int, str]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("options", [(), ("--in-process",)], ids=["workers", "in process"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "options"), [(signal.SIGINT, ()), (signal.SIGTERM, ("--in-process",))]
+)
 def test_a_stopped_run_keeps_a_checkpoint_and_says_so(
     number: int, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from shardwright.training import train
 from tests.runtime.programs import GPT, WIDTH, Trained, tokens
+from tests.turns import rotated
 
 STEPS, BEFORE = 5, 3
 MESHES = {
@@ -79,10 +81,11 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory):
     return run
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("after", MESHES)
-@pytest.mark.parametrize("before", MESHES)
-def test_losses_go_on_on_every_mesh(before, after, tied, interrupted, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("before", "going_on"), rotated(list(MESHES), [*product(MESHES, (True, False))], 2)
+)
+def test_losses_go_on_on_every_mesh(before, going_on, interrupted, tmp_path) -> None:
+    after, tied = going_on
     kept, first = interrupted(before, tied=tied)
     shutil.copytree(kept, tmp_path / "kept")
     second = losses(after, tied=tied, steps=STEPS, directory=tmp_path / "kept", resume=True)

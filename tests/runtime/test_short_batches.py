@@ -45,8 +45,9 @@ def some_ignored(batches):
     return found
 
 
-@pytest.mark.parametrize("options", MESHES, ids=str)
-@pytest.mark.parametrize("make", [gpt, perceptron])
+@pytest.mark.parametrize(
+    ("make", "options"), [*zip((perceptron, gpt) * 4, MESHES, strict=True)], ids=str
+)
 def test_losses_are_those_of_a_loop(make, options) -> None:
     program, reference = make(), make()
     data = cut(some_ignored(tokens(4)) if make is gpt else rows(4))

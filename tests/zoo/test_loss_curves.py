@@ -37,9 +37,7 @@ RUNS = [
 MICROBATCHES = 2
 SAMPLE = [
     ("gpt", "pipeline 2"),
-    ("llama", "tensor 2"),
     ("t5", "pipeline 2 × tensor 2"),
-    ("experts", "pipeline 4"),
     ("resnet", "pipeline 2 × data 2 × zero 1"),
 ]
 """What runs on worker processes too."""
@@ -113,7 +111,7 @@ def check(name, mesh, dtype, **options):
     assert max(errors) <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize(("name", "run"), rotated(tuple(TASKS), RUNS, len(MESHES) // 2))
+@pytest.mark.parametrize(("name", "run"), rotated(tuple(TASKS), RUNS, 2))
 def test_fifty_steps_have_the_losses_of_one_device(name, run):
     mesh, dtype = run
     check(name, mesh, dtype, in_process=True)

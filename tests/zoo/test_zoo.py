@@ -67,7 +67,7 @@ def test_a_cut_in_stages_is_equal_to_the_last_bit(name, stages):
     assert all(len(names & stored) <= 1 for names in aliases.values())
 
 
-@pytest.mark.parametrize(("name", "split"), rotated(NAMES, SPLITS, len(POLICIES)))
+@pytest.mark.parametrize(("name", "split"), rotated(NAMES, SPLITS))
 def test_a_split_is_equal_up_to_rounding(name, split):
     policy, slots = split
     found = widest(name, SHALLOW)
