@@ -57,11 +57,12 @@ def printed_by(*command: str, folder: Path | None = None) -> str:
 RANKS = """
 import os, runpy, socket, sys
 
+count = int(sys.argv.pop(1))
 with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]
-os.environ.update(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+os.environ.update(WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 ranks = []
-while len(ranks) < 2 and (not ranks or ranks[-1]):
+while len(ranks) < count and (not ranks or ranks[-1]):
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(len(ranks))
     ranks.append(os.fork())
 if ranks[-1]:
@@ -71,11 +72,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def two_ranks(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script, which may import the tests, as torchrun runs two ranks: by their variables."""
+def ranks(
+    script: str, folder: Path, *arguments: str, count: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """Run a script, which may import the tests, as torchrun runs ranks: by their variables."""
     path = folder / "script.py"
     path.write_text(script)
-    return run_program(RANKS, str(path), *arguments, folder=folder)
+    return run_program(RANKS, str(count), str(path), *arguments, folder=folder)
 
 
 def _environment() -> dict[str, str]:

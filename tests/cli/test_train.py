@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from shardwright.cli.app import app
-from tests.clean_process import two_ranks
+from tests.clean_process import ranks
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -120,7 +120,7 @@ def test_train_under_torchrun(folder: Path) -> None:
     assert invoke("--steps", 3, "--log", "one.jsonl", "--quiet").exit_code == 0
     words = "train cli_training.py:make --steps 3 --mesh data=2 --log-file two.jsonl --quiet"
     command = "from shardwright.__main__ import main\nmain()\n"
-    done = two_ranks(command, folder, *words.split())
+    done = ranks(command, folder, *words.split())
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Training") == 1, "rank 0 alone says how it went"
     assert losses(folder / "two.jsonl") == pytest.approx(losses(folder / "one.jsonl"), rel=1e-6)

@@ -1,13 +1,12 @@
 """One of four ranks: runs the whole table over each kind of transport, prints what is wrong.
 
-Run as ``python -m tests.comm.message_rank RANK PORT``; prints JSON.
+Its number and the store's port are torchrun's variables; prints JSON.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 
@@ -133,17 +132,14 @@ def busy_seconds_while_idle(kind: str, store: Store, rank: int) -> float:
     return busy
 
 
-def main(rank: int, port: int) -> None:
+def main() -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0)
     join_group(store, rank, SIZE, ["cpu"])
     wrong = [found for kind in TRANSPORTS for found in by_messages(kind, store, rank)]
     wrong += over_native_collectives(rank)
     busy = max(busy_seconds_while_idle(kind, store, rank) for kind in ("gloo", "shared"))
     dist.barrier()
     dist.destroy_process_group()
-    print(json.dumps({"wrong": wrong, "busy": busy}))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    print(json.dumps({"wrong": wrong, "busy": busy}), flush=True)

@@ -11,7 +11,7 @@ from shardwright.errors import LaunchError
 from shardwright.launch.torchrun import outputs_on_first_slot, relays, relays_of
 from shardwright.pipeline import check
 from shardwright.runtime import Runner, run
-from tests.clean_process import two_ranks
+from tests.clean_process import ranks
 from tests.runtime.linear_step import WIDTH, linear_step
 from tests.runtime.sketch import (
     chain,
@@ -153,7 +153,7 @@ sys.stdout.write("as it should be\\n")
 
 @pytest.mark.processes
 def test_two_ranks_alone_then_within_a_programs_group(tmp_path: Path) -> None:
-    done = two_ranks(SCRIPT + OWN_GROUP, tmp_path)
+    done = ranks(SCRIPT + OWN_GROUP, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("as it should be") == 4
 
@@ -183,7 +183,7 @@ run(lambda: os._exit(0), 60)
 
 @pytest.mark.processes
 def test_a_rank_hangs_then_ends(tmp_path: Path) -> None:
-    done = two_ranks(GONE, tmp_path)
+    done = ranks(GONE, tmp_path)
     said = [line for line in done.stdout.splitlines() if "rank 0 says:" in line]
     assert done.returncode == 0, done.stderr
     assert "terminate called" not in done.stderr

@@ -14,7 +14,7 @@ from torch import Tensor
 from shardwright.errors import RunError, WorkerError
 from shardwright.launch.local import LocalProcesses
 from shardwright.runtime.training_runner import TrainingRunner
-from tests.clean_process import two_ranks
+from tests.clean_process import ranks
 from tests.launch.test_local import wait_until
 from tests.runtime import operators, own_workers
 from tests.runtime.linear_step import ROWS, WIDTH, LinearModel, batches, linear_step, weight
@@ -181,7 +181,7 @@ assert not threads_of_gloo()
 
 
 def test_ranks_that_read_their_own_rows(tmp_path: Path) -> None:
-    done = two_ranks(SCRIPT, tmp_path)
+    done = ranks(SCRIPT, tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(line for line in done.stdout.splitlines() if "rows" in line) == [
         "data: rows 0 ((0, 2), (4, 6)) ((0, 2), (4, 6))",
@@ -212,7 +212,7 @@ except WorkerError as error:
 
 
 def test_a_rank_that_ends(tmp_path: Path) -> None:
-    done = two_ranks(GONE, tmp_path)
+    done = ranks(GONE, tmp_path)
     said = [line for line in done.stdout.splitlines() if "rank 0 says:" in line]
     assert said, done.stderr
     assert "rank 1 is gone" in said[0]

@@ -16,7 +16,7 @@ import torch
 from shardwright.errors import WorkerError
 from shardwright.launch import local, spawn
 from shardwright.training import state_dict, train
-from tests.clean_process import two_ranks
+from tests.clean_process import ranks
 from tests.runtime.own_workers import workers
 from tests.runtime.programs import perceptron, rows, some_short
 
@@ -249,7 +249,7 @@ def torchrun(folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("fault", [False, True], ids=["undisturbed", "a rank is killed"])
 def test_under_torchrun(fault: bool, tmp_path: Path, expected_short: list[float]) -> None:
-    done = torchrun(tmp_path) if fault else two_ranks(SCRIPT, tmp_path, str(tmp_path))
+    done = torchrun(tmp_path) if fault else ranks(SCRIPT, tmp_path, str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "killed").exists() == fault
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
