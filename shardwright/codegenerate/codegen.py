@@ -11,7 +11,6 @@ from torch's random numbers.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,9 +25,8 @@ from shardwright.errors import CodegenError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.dropout import DROPOUT
 from shardwright.pipeline import Pipeline
-from shardwright.planning.assemble import planned, with_copies
+from shardwright.planning.assemble import planned
 from shardwright.planning.plan import (
-    Copy,
     Plan,
     assignments,
     check_belongs,
@@ -132,14 +130,11 @@ def _step_program(graph: IRGraph, plan: Plan) -> StageProgram:
     assert plan.training is not None
     apart = unfuse(graph, plan.unfused)
     step = as_step(apart, plan.training.microbatches)
-    stages = _without_copies(plan.training.stages, plan.copies)
-    own = {written - 1: at for at, written in enumerate(step.written)}
-    copies = [Copy(own[copy.node], copy.stage) for copy in plan.copies if copy.node in own]
+    stages = [plan.training.stages[written - 1] for written in step.written]
     view = replace(forward_view(apart), next_id=apart.next_id)
-    view, found = with_copies(view, copies, [stages[at] for at in own])
     loss = next(node for node in apart.nodes if node.op == "Backward").inputs[0]
     model, ends = _as_model(apart, _with_torch_dropout(view), loss)
-    return cut(model, found, training=True, ends=ends)
+    return cut(model, stages, training=True, ends=ends)
 
 
 def _with_torch_dropout(graph: IRGraph) -> IRGraph:
@@ -161,19 +156,6 @@ def _with_torch_dropout(graph: IRGraph) -> IRGraph:
             users[value_id].append(node.id)
     values = {v: replace(value, users=users[v]) for v, value in graph.values.items()}
     return replace(graph, values=values, nodes=nodes)
-
-
-def _without_copies(stages: Sequence[int], copies: Sequence[Copy]) -> list[int]:
-    """The stages of the nodes that are no copies, which stand right behind the originals."""
-    counts: dict[int, int] = {}
-    for copy in copies:
-        counts[copy.node] = counts.get(copy.node, 0) + 1
-    found: list[int] = []
-    at = 0
-    while at < len(stages):
-        found.append(stages[at])
-        at += 1 + counts.get(len(found) - 1, 0)
-    return found
 
 
 def _as_model(step: IRGraph, view: IRGraph, loss: int) -> tuple[IRGraph, EndNames]:

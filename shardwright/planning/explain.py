@@ -72,7 +72,6 @@ def difference(first: Plan, second: Plan) -> Difference:
             _groups([(label, _splits(first, i), _splits(second, j)) for label, i, j in pairs])
         ),
         "what slots carry": tuple(_by_slot(_load_texts, first, second)),
-        "what stages do again": tuple(_only(_copies(first), _copies(second))),
         "what is predicted": tuple(_predicted(first, second)),
         "what is said": tuple(_only(_said(first), _said(second))),
     }
@@ -244,11 +243,6 @@ def _said(plan: Plan) -> list[str]:
     said = [f"note: {note}" for note in plan.notes]
     why = plan.explanation
     return said if why is None else [*said, *why.items()]
-
-
-def _copies(plan: Plan) -> list[str]:
-    """Which node, counted without copies, which stage does again."""
-    return [f"node {copy.node} in stage {copy.stage}" for copy in plan.copies]
 
 
 def _only(first: Sequence[str], second: Sequence[str]) -> Iterator[Change]:

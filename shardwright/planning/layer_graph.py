@@ -22,8 +22,7 @@ from shardwright.planning.metis import (
     weigh_nodes,
     weighed_stages,
 )
-from shardwright.planning.partition import Partition, make_partition, task_of, worthwhile_copies
-from shardwright.planning.plan import Copy
+from shardwright.planning.partition import Partition, make_partition, task_of
 from shardwright.planning.policy import PolicyNode
 from shardwright.planning.step_graph import forward_view
 from shardwright.planning.workload import SentValue, Workload
@@ -147,7 +146,7 @@ def layer_graph(
 
 # --- METIS over layers ----------------------------------------------------------------------------
 #
-# The nodes of a layer are in one stage; stages that do something again do all of a layer again.
+# The nodes of a layer are in one stage.
 
 
 LayerWeight = Callable[[LayerNode], float]
@@ -180,34 +179,24 @@ def partition_layers(
     weights = weigh_nodes(layers.nodes, node_weight_function)
     edges = weigh_edges(layers.nodes, workload, edge_weight_function)
     stages, notes = weighed_stages(workload, num_partitions, weights, edges, options)
-    copies, copied = worthwhile_copies(workload, stages)
     partition = make_partition(
         task.workload,
         layers.graph.name,
         "metis",
         [stages[group] for group in groups],
-        copies=list(_copies(layers, copies)),
-        notes=[*notes, *copied],
+        notes=notes,
     )
     return replace(layers, partition=partition)
-
-
-def _copies(layers: LayerGraph, copies: Sequence[Copy]) -> Iterator[Copy]:
-    """Copies of nodes, for those of layers."""
-    for copy in copies:
-        yield from (Copy(node.number, copy.stage) for node in layers.nodes[copy.node].nodes)
 
 
 def grouped(workload: Workload, groups: Sequence[int], names: Sequence[str]) -> Workload:
     """The workload whose nodes are groups of nodes that stand next to one another.
 
-    ``groups`` has the group of each node. What a group alone reads of its own counts no more. A
-    group can be done again where all of its nodes can.
+    ``groups`` has the group of each node. What a group alone reads of its own counts no more.
     """
     seconds = [0.0] * len(names)
     for group, taken in zip(groups, workload.seconds, strict=True):
         seconds[group] += taken
-    fixed = {group for node, group in enumerate(groups) if node not in workload.repeatable}
     return Workload(
         tuple(names),
         tuple(seconds),
@@ -215,7 +204,6 @@ def grouped(workload: Workload, groups: Sequence[int], names: Sequence[str]) -> 
         tuple(
             value._replace(readers=_distinct(groups, value.readers)) for value in workload.stored
         ),
-        frozenset(range(len(names))) - fixed,
     )
 
 

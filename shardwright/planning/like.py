@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -248,8 +248,7 @@ def splits_beside(
     """
     assigned = [plan.assignments[index] for index in plan.nodes]
     axes = dict.fromkeys(axis for mesh in meshes for axis in mesh.axes)
-    copies = {copy.node + i + 1 for i, copy in enumerate(sorted(plan.copies))}
-    columns = {axis: _BesideSplits(graph, meshes, step, assigned, copies, axis) for axis in axes}
+    columns = {axis: _BesideSplits(graph, meshes, step, assigned, axis) for axis in axes}
     found = {axis: column.run() for axis, column in columns.items()}
     splits = []
     for i, (node, mesh) in enumerate(zip(graph.nodes, meshes, strict=True)):
@@ -292,8 +291,6 @@ class _BesideSplits:
     meshes: Sequence[Mesh]
     step: IRGraph
     assigned: Sequence[Assignment]
-    copies: Collection[int]
-    """Positions of nodes that stages do again: copies of those right before them."""
     axis: str
     following: SplitPropagation = field(init=False)
     alike: dict[Key, tuple[IRNode, Split | Terms | None]] = field(default_factory=dict)
@@ -303,10 +300,9 @@ class _BesideSplits:
 
     def __post_init__(self) -> None:
         self.following = SplitPropagation(self.graph, 1, Annotations(self.graph))
-        pairs = zip(self.step.nodes, self.assigned, strict=False)
-        once = [pair for i, pair in enumerate(pairs) if i not in self.copies]
-        keys = node_keys(self.step, [node for node, _ in once])
-        for key, (node, assignment) in zip(keys, once, strict=True):
+        nodes = self.step.nodes[: len(self.assigned)]
+        keys = node_keys(self.step, nodes)
+        for key, node, assignment in zip(keys, nodes, self.assigned, strict=True):
             if self.axis in assignment.mesh.axes:
                 split = assignment.splits[assignment.mesh.axes.index(self.axis)]
                 self.alike[key] = node, split

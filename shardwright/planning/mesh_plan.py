@@ -21,7 +21,7 @@ from shardwright.costs import Costs
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.graph import is_step
-from shardwright.planning.assemble import make_plan, with_copies
+from shardwright.planning.assemble import make_plan
 from shardwright.planning.options import StepOptions
 from shardwright.planning.partition import Partition, Task
 from shardwright.planning.partitioners import PARTITIONERS
@@ -34,7 +34,6 @@ from shardwright.planning.pipeline import (
 )
 from shardwright.planning.plan import (
     Assignment,
-    Copy,
     Plan,
     Split,
     Terms,
@@ -76,7 +75,6 @@ class StageCut(NamedTuple):
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
     replicas: tuple[int, ...]
-    copies: tuple[Copy, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -177,7 +175,7 @@ def _balanced(
 
 
 def _cut_of(found: Partition) -> StageCut:
-    return StageCut(found.stages, found.ranks, found.replicas, found.copies, found.notes)
+    return StageCut(found.stages, found.ranks, found.replicas, found.notes)
 
 
 def _check_axes(policy: str, axes: Mapping[str, int]) -> None:
@@ -260,10 +258,9 @@ def _plan_model(
     graph: IRGraph, cut: StageCut, axes: Mapping[str, int], label: str, names: Sequence[str]
 ) -> Plan:
     """A model's nodes on the slots of their stages."""
-    copied, stages = with_copies(graph, cut.copies, cut.stages)
-    assigned, notes = _assigned(copied, axes, _meshes(axes, names, cut), cut, stages)
-    made = make_plan(copied, label, names, assigned, [*cut.notes, *notes])
-    return msgspec.structs.replace(made, stages=tuple(stages), copies=cut.copies)
+    assigned, notes = _assigned(graph, axes, _meshes(axes, names, cut), cut, cut.stages)
+    made = make_plan(graph, label, names, assigned, [*cut.notes, *notes])
+    return msgspec.structs.replace(made, stages=cut.stages)
 
 
 def _step_of(
@@ -284,16 +281,12 @@ def _plan_step(
 ) -> Plan:
     """A training step's forward nodes on the slots of their stages, and its plan in time."""
     stages = with_prepared(step.view, cut.stages)
-    copies = tuple(Copy(copy.node + len(step.prepare), copy.stage) for copy in cut.copies)
-    if copies:
-        graph, stages = with_copies(step.graph, copies, stages)
-        step = replace(step, graph=graph, forward=step.forward + len(copies))
     forward, meshes = step.view, _meshes(axes, names, cut)
     assigned, notes = _assigned(forward, axes, meshes, cut, stages)
     work = measure_work(step, forward, options.microbatches)
     training = training_plan(options, options.schedule_on(len(meshes)), meshes, stages, work)
     made = make_plan(forward, label, names, assigned, [*cut.notes, *notes], work=work)
-    return msgspec.structs.replace(made, training=training, copies=copies)
+    return msgspec.structs.replace(made, training=training)
 
 
 def _with_mixing_notes(

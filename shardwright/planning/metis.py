@@ -1,9 +1,9 @@
 """Partitions by METIS: the forward as an undirected graph, cut in parts of equal weight.
 
 METIS (Karypis and Kumar, "A Fast and High Quality Multilevel Scheme for Partitioning Irregular
-Graphs", 1998) knows no directions: what it gives is made stages (`postprocess`), and each move that
-this takes is a note. Weights are any numbers that are not negative; METIS counts in whole ones, so
-others are scaled.
+Graphs", 1998) knows no directions: its parts are numbered as data flows, their nodes put in an
+order in which they can be done, and that order is cut anew; each move that this takes is a note.
+Weights are any numbers that are not negative; METIS counts in whole ones, so others are scaled.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import pymetis
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
+from shardwright.ir.tensor_meta import count_text
 from shardwright.planning.policy import PolicyNode
-from shardwright.planning.postprocess import as_stages, moved_note, refine
 from shardwright.planning.stages import contiguous, recut
-from shardwright.planning.workload import SentValue, Workload
+from shardwright.planning.workload import SentValue, Shares, Workload
 
 NodeWeight = Callable[[PolicyNode], float]
 EdgeWeight = Callable[[PolicyNode, PolicyNode], float]
@@ -46,6 +46,8 @@ OPTIONS: Mapping[str, tuple[float, float]] = {
     "ufactor": (1, math.inf),
 }
 """METIS's options that a partition in k parts knows, each with its least and its greatest value."""
+NAMED = 3
+"""How many of the nodes that were moved a note names."""
 LARGEST_TOTAL = 10**9
 """METIS adds weights in 32 bits."""
 
@@ -54,29 +56,80 @@ Edge = tuple[int, int]
 
 def metis_stages(
     workload: Workload,
-    stages: int,
-    node_weights: Sequence[float],
-    edge_weights: Mapping[Edge, float],
+    count: int,
+    weights: Sequence[float],
+    edges: Mapping[Edge, float],
     options: Mapping[str, int],
+    cut: Callable[[Workload], list[int]],
+    merit: Callable[[Shares], float],
 ) -> tuple[list[int], list[str]]:
-    """The stage of each node, and notes of what was moved. Raises PlanError.
+    """So many stages near to METIS's parts, and notes of what was moved. Raises PlanError.
 
-    ``edge_weights`` are those of pairs (maker, reader).
+    ``edges`` are the weights of pairs (maker, reader). Parts become stages by a contiguous ``cut``
+    of the nodes part after part, or in their own order, whichever has the smaller ``merit``.
     """
-    graph = _adjacency(len(workload), edge_weights)
+    parts = _parts(workload, count, weights, edges, options)
+    numbers = _numbers(parts, count)
+    wanted = [numbers[part] for part in parts]
+    stages = list(wanted)
+    for node, makers in enumerate(workload.predecessors):
+        stages[node] = max([stages[node], *(stages[maker] for maker in makers)])
+    order = sorted(range(len(stages)), key=lambda node: (stages[node], node))
+    found = recut(workload, order, cut, merit)
+    return found, [*_numbered(numbers, parts), *_moved(workload, wanted, found)]
+
+
+def _parts(
+    workload: Workload,
+    count: int,
+    weights: Sequence[float],
+    edges: Mapping[Edge, float],
+    options: Mapping[str, int],
+) -> Sequence[int]:
+    """The part of each node, as METIS numbers them."""
+    graph = _adjacency(len(workload), edges)
     try:
         with unheard():  # METIS tells of parts that it finds empty
             _, parts = pymetis.part_graph(
-                stages,
+                count,
                 graph,
-                vweights=_whole(node_weights, least=0),
-                eweights=_edge_list(graph, edge_weights),
+                vweights=_whole(weights, least=0),
+                eweights=_edge_list(graph, edges),
                 options=_options(options),
             )
     except RuntimeError as error:
         given = ", ".join(f"{name}={value}" for name, value in options.items()) or "its defaults"
         raise PlanError(f"METIS does not take {given}: {error}; leave options out") from None
-    return as_stages(workload, parts, stages)
+    return list(parts)
+
+
+def _numbers(parts: Sequence[int], count: int) -> dict[int, int]:
+    """The number of each part as a stage, in the order of the middles of their nodes."""
+    places: list[list[int]] = [[] for _ in range(count)]
+    for node, part in enumerate(parts):
+        places[part].append(node)
+    middles = [sum(nodes) / max(len(nodes), 1) for nodes in places]
+    return {part: at for at, part in enumerate(sorted(range(count), key=middles.__getitem__))}
+
+
+def _numbered(numbers: Mapping[int, int], parts: Sequence[int]) -> list[str]:
+    """A note of the order of parts, where it is another than that of their numbers."""
+    order = [part for part in numbers if part in parts]
+    text = ", ".join(map(str, order))
+    return [f"parts numbered anew, as data flows: {text}"] if order != sorted(order) else []
+
+
+def _moved(workload: Workload, before: Sequence[int], after: Sequence[int]) -> list[str]:
+    """A note of the nodes that are in another stage than before, where there are any."""
+    moved = [node for node, stage in enumerate(after) if stage != before[node]]
+    if not moved:
+        return []
+    names = ", ".join(workload.names[node] for node in moved[:NAMED])
+    more = ", …" if len(moved) > NAMED else ""
+    return [
+        f"moved {count_text(len(moved), 'node')} ({names}{more}) to where the best contiguous cut "
+        "has them"
+    ]
 
 
 def weigh_nodes(
@@ -217,15 +270,12 @@ def _duplicate(descriptor: int) -> int | None:
 
 # --- stages by weights ----------------------------------------------------------------------------
 #
-# Weights are all that counts; no stage weighs more than METIS allows unless its parts could not be
-# made stages otherwise.
+# Weights are all that counts; no stage weighs more than METIS allows if that can be.
 
 
-RECUT = "to where the best contiguous cut has them"
-REFINED = "one after another, to stages where they leave less to the heaviest, or less to send"
-"""What notes say of nodes that were moved."""
 BALANCE = 1.03
-"""METIS's parts may weigh so much more than an even share; refinement goes no further."""
+"""METIS's parts may weigh so much more than an even share; of cuts up to that, one with few edges
+across is taken."""
 
 
 def weighed_stages(
@@ -239,20 +289,17 @@ def weighed_stages(
 
     Raises PlanError as `metis_stages` does.
     """
-    stages, notes = metis_stages(workload, count, weights, edges, options)
     factor = 1 + options["ufactor"] / 1000 if "ufactor" in options else BALANCE
     allowed = factor * sum(weights) / count
-    weighed = _weighed(workload, weights, edges)
-    better = recut(
-        weighed,
-        stages,
+    return metis_stages(
+        _weighed(workload, weights, edges),
+        count,
+        weights,
+        edges,
+        options,
         lambda nodes: contiguous(nodes, count, allowed=allowed),
         lambda shares: max(allowed, *shares.work),
     )
-    notes += moved_note(workload, stages, better, RECUT)
-    stages = refine(weighed, better, allowed)
-    notes += moved_note(workload, better, stages, REFINED)
-    return stages, notes
 
 
 def _weighed(workload: Workload, weights: Sequence[float], edges: Mapping[Edge, float]) -> Workload:

@@ -8,8 +8,8 @@ is the pipeline rank that has it, of ``replicas`` slots that share its microbatc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
@@ -22,8 +22,6 @@ from shardwright.ir.graph import is_step
 from shardwright.ir.tensor_meta import count_text
 from shardwright.planning.options import check_cluster, check_count, check_graph, check_memory
 from shardwright.planning.pipeline import check_stages, held_bytes
-from shardwright.planning.plan import Copy
-from shardwright.planning.postprocess import named
 from shardwright.planning.stages import MemoryLimit, shortage_text
 from shardwright.planning.step_graph import forward_view
 from shardwright.planning.workload import Shares, Workload, workload_of
@@ -48,8 +46,6 @@ class Partition(msgspec.Struct, frozen=True):
         The load of each stage.
     crossing
         Bytes between stages for one microbatch, including gradients.
-    copies
-        Nodes that other stages compute again instead of receiving their results.
     notes
         Decisions, in words.
     """
@@ -61,7 +57,6 @@ class Partition(msgspec.Struct, frozen=True):
     replicas: tuple[int, ...]
     shares: tuple[Share, ...]
     crossing: int = 0
-    copies: tuple[Copy, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -91,7 +86,6 @@ def make_partition(
     *,
     ranks: Sequence[int] | None = None,
     replicas: Sequence[int] | None = None,
-    copies: Sequence[Copy] = (),
     notes: Sequence[str] = (),
 ) -> Partition:
     """The partition in which each node is in the stage at its place.
@@ -115,7 +109,6 @@ def make_partition(
             Share(found.nodes[i], found.seconds[i], round(found.stored[i])) for i in range(count)
         ),
         found.crossing,
-        tuple(copies),
         tuple(notes),
     )
 
@@ -227,7 +220,6 @@ class Task:
         ranks = self.placement if ranks is None else ranks
         replicas = (1,) * (max(ranks) + 1) if replicas is None else replicas
         self._check_fits(Shares.of(self.workload, stages, ranks), replicas)
-        copies, copied = worthwhile_copies(self.workload, stages, ranks)
         return make_partition(
             self.workload,
             self.view.name,
@@ -235,8 +227,7 @@ class Task:
             stages,
             ranks=ranks,
             replicas=replicas,
-            copies=copies,
-            notes=[*notes, *copied],
+            notes=notes,
         )
 
     def _lacking(self, shares: Shares, replicas: Sequence[int]) -> tuple[int, float]:
@@ -287,126 +278,3 @@ def task_of(
         microbatches=microbatches,
         memory=memory,
     )
-
-
-# --- operator replication -------------------------------------------------------------------------
-#
-# Some nodes are cheaper to do again in another stage than to receive what they make: views,
-# numbers, and what is made of inputs and buffers alone.
-
-
-LARGEST_CONE = 24
-"""So many nodes are done again for one value at most."""
-GAIN = 1e-9
-"""Seconds that a copy has to save."""
-
-
-def worthwhile_copies(
-    workload: Workload, stages: Sequence[int], ranks: Sequence[int] | None = None
-) -> tuple[list[Copy], list[str]]:
-    """What other stages do again, by positions in the workload, and a note for each such stage.
-
-    Stage s is on rank ``ranks[s]``, on its own by default.
-    """
-    ranks = range(max(stages, default=-1) + 1) if ranks is None else ranks
-    copying = _Copying(Shares.of(workload, stages, ranks))
-    copying.run()
-    return sorted(copying.copies), list(copying.notes())
-
-
-@dataclass(slots=True)
-class _Copying:
-    """Finds what is better done again than sent, last nodes first."""
-
-    shares: Shares
-    copies: set[Copy] = field(default_factory=set)
-    made: list[list[int]] = field(default_factory=list)
-    """The values that each node makes."""
-    read: list[list[int]] = field(default_factory=list)
-    """The values that each node reads."""
-    reading: list[set[int]] = field(default_factory=list)
-    """The stages that read each value."""
-
-    def __post_init__(self) -> None:
-        workload = self.shares.workload
-        self.made = [[] for _ in workload.seconds]
-        self.read = [[] for _ in workload.seconds]
-        for number, value in enumerate(workload.sent):
-            self.made[value.maker].append(number)
-            for reader in value.readers:
-                self.read[reader].append(number)
-            self.reading.append({self.shares.stages[reader] for reader in value.readers})
-
-    def run(self) -> None:
-        """Copy whatever is worth it."""
-        repeatable = self.shares.workload.repeatable
-        for node in reversed(range(len(self.shares.stages))):
-            if node in repeatable:
-                for rank in self._receivers(node):
-                    self._consider(node, rank)
-
-    def _receivers(self, node: int) -> list[int]:
-        """The other ranks that read what a node makes."""
-        ranks = {self.shares.ranks[s] for number in self.made[node] for s in self.reading[number]}
-        return sorted(ranks - {self.shares.rank(node)})
-
-    def _consider(self, node: int, rank: int) -> None:
-        """Do a node again on a rank, with what it needs there, where that is cheaper."""
-        workload = self.shares.workload
-        sent = sum(workload.sent[n].seconds for n in self.made[node] if self._arrives(n, rank))
-        cone, leaves = self._cone(node, rank)
-        again = sum(workload.seconds[i] for i in cone)
-        instead = sum(workload.sent[n].seconds for n in leaves)
-        if len(cone) > LARGEST_CONE or again + instead >= sent - GAIN or not self._keeps_work(cone):
-            return
-        for stage in self._stages(node, rank):
-            self.copies.update(Copy(i, stage) for i in cone)
-            for i in cone:
-                for number in self.read[i]:
-                    self.reading[number].add(stage)
-        for i in cone:
-            for number in self.made[i]:
-                self.reading[number] = {
-                    s for s in self.reading[number] if self.shares.ranks[s] != rank
-                }
-
-    def _cone(self, node: int, rank: int) -> tuple[list[int], set[int]]:
-        """What has to be done again on a rank for a node, and what has to be sent for that."""
-        sent, repeatable = self.shares.workload.sent, self.shares.workload.repeatable
-        cone, pending = {node}, [node]
-        leaves: set[int] = set()
-        while pending and len(cone) <= LARGEST_CONE:
-            for number in self.read[pending.pop()]:
-                maker = sent[number].maker
-                if self.shares.rank(maker) == rank or maker in cone:
-                    continue
-                if maker in repeatable and not self._arrives(number, rank):
-                    cone.add(maker)
-                    pending.append(maker)
-                elif not self._arrives(number, rank):
-                    leaves.add(number)
-        return sorted(cone), leaves
-
-    def _arrives(self, number: int, rank: int) -> bool:
-        """Whether a value is sent to a rank as things are."""
-        return any(self.shares.ranks[stage] == rank for stage in self.reading[number])
-
-    def _stages(self, node: int, rank: int) -> list[int]:
-        """The stages of a rank that read what a node makes."""
-        stages = {s for number in self.made[node] for s in self.reading[number]}
-        return sorted(stage for stage in stages if self.shares.ranks[stage] == rank)
-
-    def _keeps_work(self, cone: Sequence[int]) -> bool:
-        """Whether every stage keeps a node that is not done elsewhere instead."""
-        away = {copy.node for copy in self.copies} | set(cone)
-        left = {stage for node, stage in enumerate(self.shares.stages) if node not in away}
-        return len(left) == len(self.shares.nodes)
-
-    def notes(self) -> Iterator[str]:
-        """What each stage does again."""
-        for stage in sorted({copy.stage for copy in self.copies}):
-            nodes = sorted(copy.node for copy in self.copies if copy.stage == stage)
-            yield (
-                f"stage {stage} does {named(self.shares.workload, nodes)} again, which is quicker "
-                "than to receive what they make"
-            )

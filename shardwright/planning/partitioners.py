@@ -32,7 +32,6 @@ from shardwright.planning.layer_graph import (
     partition_layers,
 )
 from shardwright.planning.metis import (
-    RECUT,
     Edge,
     EdgeWeight,
     NodeWeight,
@@ -45,7 +44,6 @@ from shardwright.planning.metis import (
 )
 from shardwright.planning.options import check_devices
 from shardwright.planning.partition import Partition, Task, task_of
-from shardwright.planning.postprocess import moved_note
 from shardwright.planning.rules import batch_rows
 from shardwright.planning.stages import (
     TOLERANCE,
@@ -56,7 +54,6 @@ from shardwright.planning.stages import (
     contiguous,
     cut_places,
     range_tables,
-    recut,
     shortage_text,
     stages_between,
 )
@@ -67,22 +64,24 @@ from shardwright.planning.workload import Workload
 
 def by_metis(task: Task) -> Partition:
     """Parts of equal seconds, few bytes between them."""
-    workload = task.workload
-    edges = {
-        (value.maker, reader): float(value.nbytes)
-        for value in workload.sent
-        for reader in value.readers
-    }
-    stages, notes = metis_stages(workload, task.stages, workload.seconds, edges, {})
-    better = recut(
-        workload,
-        stages,
-        lambda nodes: contiguous(nodes, task.stages, task.limit),
+
+    def cut(nodes: Workload) -> list[int]:
+        # Where messages take longer than all work, the best stages by seconds are all but empty.
+        try:
+            return contiguous(nodes, task.stages, task.limit, anchored=True)
+        except PlanError:
+            return contiguous(nodes, task.stages, task.limit)
+
+    stages, notes = metis_stages(
+        task.workload,
+        task.stages,
+        task.workload.seconds,
+        _bytes_of_edges(task.workload),
+        {},
+        cut,
         lambda shares: max(shares.seconds),
     )
-    notes += moved_note(workload, stages, better, RECUT)
-    stages, filled = _filled(task, better)
-    return task.partition("metis", stages, [*notes, *filled])
+    return task.partition("metis", stages, notes)
 
 
 def by_memory(task: Task) -> Partition:
@@ -106,24 +105,6 @@ def by_pipedream(task: Task) -> Partition:
         ranks=range(len(found.replicas)),
         replicas=found.replicas,
     )
-
-
-def _filled(task: Task, stages: list[int]) -> tuple[list[int], list[str]]:
-    """The stages; where one of them reads nothing stored, the best cut in which all do, and a note.
-
-    Where messages take longer than all work, the best stages by seconds are all but empty ones.
-    """
-    if not task.workload.is_hollow(stages):
-        return stages, []
-    try:
-        found = contiguous(task.workload, task.stages, task.limit, anchored=True)
-    except PlanError:
-        return stages, []
-    note = (
-        "the best contiguous cut in which every stage reads parameters: messages take so long that "
-        "stages with next to nothing to do would be quicker"
-    )
-    return found, [note]
 
 
 PARTITIONERS: Mapping[str, Callable[[Task], Partition]] = {
@@ -153,17 +134,20 @@ def _by_bytes(
         weights[stored.readers[0]] += stored.nbytes
     for value in workload.sent:
         weights[value.maker] += value.kept
-    if edges is None:
-        edges = {(v.maker, reader): float(v.nbytes) for v in workload.sent for reader in v.readers}
-    stages, notes = metis_stages(workload, task.stages, weights, edges, options)
-    better = recut(
+    stages, notes = metis_stages(
         workload,
-        stages,
+        task.stages,
+        weights,
+        _bytes_of_edges(workload) if edges is None else edges,
+        options,
         lambda nodes: by_bytes(nodes, task.stages, task.occupied),
         lambda shares: max(task.occupied.held(shares)),
     )
-    notes += moved_note(workload, stages, better, RECUT)
-    return task.partition("memory", better, notes)
+    return task.partition("memory", stages, notes)
+
+
+def _bytes_of_edges(workload: Workload) -> dict[Edge, float]:
+    return {(v.maker, reader): float(v.nbytes) for v in workload.sent for reader in v.readers}
 
 
 # --- functions ------------------------------------------------------------------------------------
@@ -196,7 +180,7 @@ def metis_partition(
     edge_weight_function: EdgeWeight | LayerEdgeWeight | None = None,
     **metis_options: int,
 ) -> Partition | LayerGraph:
-    """Partition a graph with METIS, number its parts as stages, and refine them.
+    """Partition a graph with METIS, and make its parts stages.
 
     ``node_weight_function`` gives the weight of a node (`PolicyNode`: operator, scope, inputs and
     outputs), ``edge_weight_function`` that of an edge from a node to one of its readers; both are 1

@@ -166,13 +166,6 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls(Mesh((), (), (device,)))
 
 
-class Copy(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
-    """A node that another stage does again for itself: its position, and that stage."""
-
-    node: int
-    stage: int
-
-
 class SlotLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one slot carries, estimated.
 
@@ -258,8 +251,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stages
         The stage of each node of a model whose stages are not contiguous; they run one after
         another. A training step has its own.
-    copies
-        Nodes that other stages compute again (`planning.assemble`); they count as nodes too.
     prediction, explanation
         The automatic planner's prediction, and its reasons.
     cluster
@@ -280,7 +271,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inputs: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     stages: tuple[int, ...] = ()
-    copies: tuple[Copy, ...] = ()
     prediction: Prediction | None = None
     explanation: Explanation | None = None
     cluster: Cluster | None = None

@@ -37,6 +37,8 @@ def read_plan(path: Path, kind: type[P]) -> P:
     """The plan in a file. Raises PlanError."""
     fields = _fields(path)
     _check_version(path, fields.pop("version", None))
+    if fields.pop("copies", None):  # of versions in which stages could compute nodes again
+        raise PlanError(f"{path} has stages compute nodes again, which ended; plan again")
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:

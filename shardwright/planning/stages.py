@@ -70,17 +70,15 @@ def by_bytes(workload: Workload, stages: int, memory: MemoryLimit) -> list[int]:
 
 def recut(
     workload: Workload,
-    stages: Sequence[int],
+    order: Sequence[int],
     cut: Callable[[Workload], list[int]],
     merit: Callable[[Shares], float],
 ) -> list[int]:
-    """The better of two cuts by ``cut``: of the nodes stage after stage, and of their own order.
+    """The better of two cuts by ``cut``: of the nodes in an order, and in their own.
 
-    ``merit`` is what shall be small, before the seconds of messages. Stages that none reads from an
-    earlier one are such a cut themselves: no worse is found, unless they are more than `MOST_NODES`
-    nodes. They stay where nothing fits in memory.
+    ``merit`` is what shall be small, before the seconds of messages. Raises PlanError where there
+    is no cut in either order.
     """
-    order = sorted(range(len(workload)), key=lambda node: (stages[node], node))
     place = {node: at for at, node in enumerate(order)}
 
     def rank(found: list[int]) -> tuple[float, float]:
@@ -89,9 +87,13 @@ def recut(
 
     try:
         along = cut(_in_order(workload, order, place))
-        return min([along[place[node]] for node in range(len(workload))], cut(workload), key=rank)
     except PlanError:
-        return list(stages)
+        return cut(workload)
+    found = [along[place[node]] for node in range(len(workload))]
+    try:
+        return min(found, cut(workload), key=rank)
+    except PlanError:
+        return found
 
 
 def _in_order(workload: Workload, order: Sequence[int], place: Mapping[int, int]) -> Workload:

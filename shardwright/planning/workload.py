@@ -18,15 +18,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-import torch
-
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import Links
 from shardwright.costs import Costs
 from shardwright.costs.placed import saved_for_backward, view_bases
-from shardwright.costs.roofline import FREE
 from shardwright.ir import IRGraph, IRNode
-from shardwright.ir.operators import resolve
 from shardwright.planning.plan import label_of
 
 
@@ -63,16 +59,12 @@ class Workload:
         Of each node, for one microbatch: its forward, and its backward where it is trained.
     sent, stored
         What flows between nodes, and what they read that exists before.
-    repeatable
-        Nodes that may be done again where they are read: views, numbers, and what is made of inputs
-        and buffers alone.
     """
 
     names: tuple[str, ...]
     seconds: tuple[float, ...]
     sent: tuple[SentValue, ...] = ()
     stored: tuple[StoredValue, ...] = ()
-    repeatable: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -98,10 +90,6 @@ class Workload:
     def anchors(self) -> list[int]:
         """The nodes that read stored values."""
         return sorted({reader for value in self.stored for reader in value.readers})
-
-    def is_hollow(self, stages: Sequence[int]) -> bool:
-        """Whether a stage reads nothing stored: it has next to nothing to do."""
-        return len({stages[node] for node in self.anchors}) <= max(stages, default=-1)
 
     def shared(self, slots: int, shards: int = 1) -> Workload:
         """What one of a rank's slots carries where they share all nodes evenly.
@@ -152,7 +140,6 @@ def workload_of(
             for value in view.stored()
             if (readers := tuple(position[user] for user in value.users if user in position))
         ),
-        frozenset(_repeatable(view, nodes, needing)),
     )
 
 
@@ -191,142 +178,51 @@ def _read_by_backward(
     return read, {bases.get(value_id, value_id) for value_id in read}
 
 
-def _repeatable(view: IRGraph, nodes: Sequence[IRNode], needing: set[int]) -> Iterator[int]:
-    """The nodes that give the same again, and are worth asking whether to do so."""
-    fixed = set(view.inputs) | {
-        value.id for value in view.stored() if value.role != "param" and value.id not in needing
-    }
-    for position, node in enumerate(nodes):
-        if torch.Tag.nondeterministic_seeded in resolve(node.op).tags:
-            continue
-        made = [view.values[v] for v in node.outputs]
-        read = [view.values[v] for v in node.inputs]
-        alone = fixed.issuperset(node.inputs) and needing.isdisjoint(node.outputs)
-        light = sum(v.nbytes for v in read if v.is_stored) <= sum(v.nbytes for v in made)
-        if alone and light:
-            fixed.update(node.outputs)
-        number = all(value.numel == 1 for value in (*made, *read))
-        if (alone and light) or number or node.op in FREE:
-            yield position
-
-
 # --- what each rank carries -----------------------------------------------------------------------
-#
-# The sums are those that `Shares.of` would work out anew.
 #
 # A rank carries the seconds of its nodes, those of what it receives, and those of what it sends,
 # each value once. It holds the stored values that its nodes read, each once.
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Shares:
-    """Sums by rank.
+    """Sums by rank; ``ranks`` has that of each stage, ``nodes`` how many nodes each stage has.
 
-    ``sent`` are the seconds and ``crossing`` the bytes of all messages; ``kept`` is what a rank
-    holds of one microbatch from its forward to its backward.
+    ``work`` are seconds of nodes alone, ``seconds`` those with messages; ``sent`` are the seconds
+    and ``crossing`` the bytes of all messages; ``kept`` is what a rank holds of one microbatch from
+    its forward to its backward.
     """
 
-    workload: Workload
-    stages: list[int]
     ranks: Sequence[int]
-    nodes: list[int]
-    """How many nodes each stage has."""
-    work: list[float]
-    """Seconds of nodes alone."""
-    seconds: list[float]
-    stored: list[float]
-    kept: list[float]
+    nodes: Sequence[int]
+    work: Sequence[float]
+    seconds: Sequence[float]
+    stored: Sequence[float]
+    kept: Sequence[float]
     sent: float
     crossing: int
-    _touching: list[list[int]]
-    """Which values each node makes or reads."""
-    _held: list[list[int]]
-    """Which stored values each node reads."""
-    _readers: list[Counter[int]]
-    """How many readers of each stored value a rank has."""
 
     @classmethod
     def of(cls, workload: Workload, stages: Sequence[int], ranks: Sequence[int]) -> Shares:
         """The shares of nodes in these stages, on these ranks."""
-        count = max(ranks, default=-1) + 1
-        found = cls(
-            workload,
-            list(stages),
-            ranks,
-            [0] * len(ranks),
-            [0.0] * count,
-            [0.0] * count,
-            [0.0] * count,
-            [0.0] * count,
-            0.0,
-            0,
-            [[] for _ in stages],
-            [[] for _ in stages],
-            [Counter() for _ in workload.stored],
-        )
-        found._begin()
-        return found
-
-    def _begin(self) -> None:
-        for node, stage in enumerate(self.stages):
-            self.nodes[stage] += 1
-            self._work(self.ranks[stage], self.workload.seconds[node])
-        for number, value in enumerate(self.workload.sent):
-            for node in (value.maker, *value.readers):
-                self._touching[node].append(number)
-            self._count(value, 1)
-        for number, stored in enumerate(self.workload.stored):
-            for node in stored.readers:
-                self._held[node].append(number)
-                self._read(number, self.rank(node), 1)
-
-    def rank(self, node: int) -> int:
-        """The rank that does a node."""
-        return self.ranks[self.stages[node]]
-
-    def move(self, node: int, stage: int) -> None:
-        """Put a node in another stage."""
-        before, after = self.rank(node), self.ranks[stage]
-        self.nodes[self.stages[node]] -= 1
-        self.nodes[stage] += 1
-        if before == after:
-            self.stages[node] = stage
-            return
-        touched = [self.workload.sent[number] for number in self._touching[node]]
-        for value in touched:
-            self._count(value, -1)
-        self.stages[node] = stage
-        for value in touched:
-            self._count(value, 1)
-        for number in self._held[node]:
-            self._read(number, before, -1)
-            self._read(number, after, 1)
-        self._work(before, -self.workload.seconds[node])
-        self._work(after, self.workload.seconds[node])
-
-    def _work(self, rank: int, seconds: float) -> None:
-        self.work[rank] += seconds
-        self.seconds[rank] += seconds
-
-    def _count(self, value: SentValue, sign: int) -> None:
-        """Add or take away what the messages of a value cost, and what is kept of it."""
-        maker = self.rank(value.maker)
-        self.kept[maker] += sign * value.kept
-        receivers = set(self._receivers(value, maker))
-        for rank in receivers:
-            self.seconds[rank] += sign * value.seconds
-            self.kept[rank] += sign * value.arrived
-        if receivers:
-            self.seconds[maker] += sign * value.seconds
-        self.sent += sign * value.seconds * len(receivers)
-        self.crossing += sign * value.nbytes * len(receivers)
-
-    def _receivers(self, value: SentValue, maker: int) -> Iterator[int]:
-        return (rank for rank in map(self.rank, value.readers) if rank != maker)
-
-    def _read(self, number: int, rank: int, sign: int) -> None:
-        """Count a reader of a stored value; the rank holds it while it has one."""
-        counts, before = self._readers[number], self._readers[number][rank]
-        counts[rank] += sign
-        if not before or not counts[rank]:
-            self.stored[rank] += sign * self.workload.stored[number].nbytes
+        at = [ranks[stage] for stage in stages]
+        work, stored, kept = ([0.0] * (max(ranks, default=-1) + 1) for _ in range(3))
+        for rank, taken in zip(at, workload.seconds, strict=True):
+            work[rank] += taken
+        seconds, sent, crossing = list(work), 0.0, 0
+        for value in workload.sent:
+            maker = at[value.maker]
+            receivers = {at[reader] for reader in value.readers} - {maker}
+            kept[maker] += value.kept
+            for rank in receivers:
+                kept[rank] += value.arrived
+            for rank in receivers | {maker} if receivers else ():
+                seconds[rank] += value.seconds
+            sent += value.seconds * len(receivers)
+            crossing += value.nbytes * len(receivers)
+        for held in workload.stored:
+            for rank in {at[reader] for reader in held.readers}:
+                stored[rank] += held.nbytes
+        nodes = Counter(stages)
+        counts = [nodes[stage] for stage in range(len(ranks))]
+        return cls(ranks, counts, work, seconds, stored, kept, sent, crossing)

@@ -18,7 +18,6 @@ from tests.building.small_models import batch_of, loss_of, made
 from tests.building.step_files import StepRun
 from tests.codegenerate.program_runs import ProgramRun, check_program, same, stages
 from tests.graphs import language_model, tokens
-from tests.planning.test_mesh_plan import masked
 from tests.steps import image_step, language_step
 
 
@@ -114,16 +113,6 @@ def test_an_output_by_the_name_of_an_input_gets_another_name():
     assert program.outputs == ("x__1", "x")
     x = torch.randn(3)
     assert same(ProgramRun(program, graph)(x), {"x": x.sin(), "y": x})
-
-
-def test_copies_stand_in_each_stage_that_reads_them():
-    graph = masked()
-    planned = plan(graph, 3, "metis")
-    assert planned.copies
-    program = checked(graph, planned)
-    x = torch.rand(512, 512, dtype=torch.float64)
-    assert torch.equal(ProgramRun(program)(x), graph.run(x))
-    assert all(len(stage.inputs) == 1 for stage in stages(program))
 
 
 # --- places ---------------------------------------------------------------------------------------
@@ -331,25 +320,6 @@ def test_batch_norm_of_a_step_changes_its_buffers():
     run = ProgramRun(program)
     run(torch.randn(4, 3, 8, 8, dtype=torch.float64), torch.arange(4))
     assert run.buffers().keys() == {"norm.mean", "norm.var"}
-
-
-def test_copies_of_a_step_are_of_its_own_nodes():
-    model = made("llama").train()
-    inputs, labels = batch_of("llama", 4, 0)
-
-    def step(inputs, labels):
-        loss = loss_of(model, inputs, labels)
-        loss.backward()
-        return loss
-
-    graph = sw.compile_ir(step, inputs, labels)
-    planned = plan(graph, 3, "memory", microbatches=2)
-    assert planned.copies
-    program = checked(graph, planned)
-    assert torch.equal(ProgramRun(program)(inputs, labels), loss_of(model, inputs, labels))
-    count = sum(len(stage.graph.nodes) for stage in stages(program))
-    alone = checked(graph, plan(graph, 1))
-    assert count > sum(len(stage.graph.nodes) for stage in stages(alone))
 
 
 # --- plans that split nodes -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from shardwright.ir import Builder
 from shardwright.planner import POLICIES, plan
 from shardwright.planning import Plan
 from shardwright.planning.explain import Change, difference
-from shardwright.planning.plan import Alternative, Copy, Split, Terms
+from shardwright.planning.plan import Alternative, Split, Terms
 from shardwright.planning.search import PlanSearch
 from shardwright.planning.shapes import PlacedShapes
 from shardwright.schedules.make import SEARCHED
@@ -222,7 +222,6 @@ def test_a_field_alone_makes_plans_differ(field: str) -> None:
         "notes": ("said by hand",),
         "labels": made.labels[::-1],
         "stages": (1,) * len(made.nodes),
-        "copies": (Copy(3, 1),),
         "loads": made.loads[::-1],
         "unfused": (2,),
         "inputs": ("x f32[1]",),

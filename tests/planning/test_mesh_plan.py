@@ -316,42 +316,6 @@ def test_a_plan_over_a_mesh_says_so():
     check_file(build(transformer(2), made))
 
 
-def masked(layers=3, size=512):
-    """Layers that all read one mask, which is made of nothing but numbers."""
-    builder = Builder("masked")
-    x = builder.input("x", (size, size), "f64")
-    mask = builder.call("aten.ones.default", [size, size], dtype=torch.float64)
-    mask = builder.call("aten.tril.default", mask)
-    for i in range(layers):
-        weight = builder.param(f"w{i}", torch.rand(size, size, dtype=torch.float64) / size)
-        x = builder.call("aten.mul.Tensor", builder.call("aten.linear.default", x, weight), mask)
-    return builder.finish(x)
-
-
-def test_a_mask_is_made_again_in_each_stage_that_reads_it():
-    graph = masked()
-    made = plan(graph, 3, "metis")
-    assert {copy.node for copy in made.copies} == {0, 1}
-    assert any("does 2 nodes (ones, tril) again" in note for note in made.notes)
-    pipeline = build(graph, made)
-    sends = [task for task in pipeline.supertasks.values() if task.kind == "send"]
-    assert len(sends) == 2
-    x = torch.rand(512, 512, dtype=torch.float64)
-    assert torch.equal(walk(pipeline, {"x": x})["output"], graph.run(x))
-    broken = msgspec.structs.replace(made, stages=made.stages[::-1])
-    with pytest.raises(PlanError, match="is not where its stages have it; plan again"):
-        build(graph, broken)
-
-
-def test_copies_of_a_step_stand_among_its_nodes():
-    graph = compiled("llama", 2)
-    made = plan(graph, 3, "memory", microbatches=2)
-    assert made.copies
-    step = step_of(graph, made)
-    assert step.forward == len(made.nodes) == len(made.training.stages)
-    check_file(build(graph, made))
-
-
 def test_stages_that_go_back_are_refused():
     graph = language_model(layers=2)
     made = plan(graph, 2, "metis")

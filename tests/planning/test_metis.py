@@ -9,16 +9,18 @@ import pytest
 
 import shardwright as sw
 from shardwright.errors import PlanError
-from shardwright.planning.metis import weighed_stages
+from shardwright.planning import metis
 from shardwright.planning.partitioners import (
     METIS_partition,
     metis_partition,
     partition_by_memory,
 )
+from shardwright.planning.stages import contiguous
+from shardwright.planning.workload import SentValue, Workload
 from tests.clean_process import printed_by
 from tests.graphs import language_model
 from tests.planning.projections import transformer
-from tests.planning.workloads import random_workload
+from tests.planning.workloads import is_acyclic, random_parts, random_workload
 from tests.steps import language_step
 
 # --- metis's parts as stages, with weights of one's own -------------------------------------------
@@ -170,11 +172,45 @@ def test_every_fix_of_metis_is_told():
         assert any(told in note for note in notes), (told, notes)
 
 
-def test_moves_of_single_nodes_are_told():
-    workload = random_workload(Random(0), 30, 30)
-    edges = {(value.maker, reader): 1.0 for value in workload.sent for reader in value.readers}
-    _, notes = weighed_stages(workload, 3, [1.0] * len(workload), edges, {})
-    assert any("one after another" in note for note in notes), notes
+# --- any parts become stages that nothing goes back in, none of them empty ------------------------
+
+
+def stages_near(monkeypatch, workload, parts, count):
+    """The stages and notes where these are METIS's parts."""
+    monkeypatch.setattr(metis, "_parts", lambda *_: parts)
+    return metis.metis_stages(
+        workload,
+        count,
+        workload.seconds,
+        {},
+        {},
+        lambda nodes: contiguous(nodes, count),
+        lambda shares: max(shares.seconds),
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_parts_become_stages(monkeypatch, seed):
+    workload, count = random_workload(Random(seed), 6, 12), 1 + seed % 6
+    parts = random_parts(Random(seed), workload, count)
+    stages, _ = stages_near(monkeypatch, workload, parts, count)
+    assert len(stages) == len(workload)
+    assert set(stages) == set(range(count))
+    assert is_acyclic(workload, stages)
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([0, 0, 1, 2], []),
+        ([2, 2, 0, 1], ["parts numbered anew, as data flows: 2, 0, 1"]),
+        ([0, 1, 1, 2], ["moved 1 node (n1) to where the best contiguous cut has them"]),
+    ],
+)
+def test_what_is_done_to_parts_is_told(monkeypatch, parts, expected):
+    sent = tuple(SentValue(i, (i + 1,), 0.1, 1) for i in range(3))
+    chain = Workload(("n0", "n1", "n2", "n3"), (1.0, 1.0, 2.0, 2.0), sent)
+    assert stages_near(monkeypatch, chain, parts, 3) == ([0, 0, 1, 2], expected)
 
 
 # --- what c code prints to the standard output is not heard, what python prints is ----------------

@@ -37,7 +37,6 @@ def random_workload(random: Random, least: int, most: int) -> Workload:
         tuple(random.randint(0, 20) for _ in nodes),
         tuple(sent),
         tuple(stored),
-        frozenset(random.sample(nodes, random.randint(0, count))),
     )
 
 
