@@ -81,7 +81,7 @@ def every(calls: Calls) -> EveryCall:
 @cache
 def graph_of(name: str, training: bool) -> tuple[IRGraph, list[torch.Tensor]]:
     if not training:
-        return single(name).graph, single(name).inputs
+        return single(name, SHALLOW).graph, single(name, SHALLOW).inputs
     model, args, kwargs = BY_NAME[name].make(layers=SHALLOW)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)  # bloom's own backward
