@@ -46,7 +46,7 @@ def some_ignored(batches):
 
 
 @pytest.mark.parametrize(
-    ("make", "options"), [*zip((perceptron, gpt) * 4, MESHES, strict=True)], ids=str
+    ("make", "options"), [*zip((perceptron, gpt) * 4, MESHES, strict=True)], ids=map(str, MESHES)
 )
 def test_losses_are_those_of_a_loop(make, options) -> None:
     program, reference = make(), make()
