@@ -90,17 +90,14 @@ Steps = dict[object, EliminationStep]
 def minimise(
     sizes: Sequence[int],
     factors: Sequence[CostFactor],
-    order: Order | None = None,
     steps: Steps | None = None,
 ) -> tuple[list[int], float]:
     """The choice of each variable that makes the sum of all factors least, and the sum.
 
-    ``sizes`` are the numbers of choices, ``order`` is one that `elimination_order` gave. Raises
-    PlanError where every choice is excluded, or where the variables hang together so closely that
-    a table would be too large (`widest`).
+    ``sizes`` are the numbers of choices. Raises PlanError where every choice is excluded, or where
+    the variables hang together so closely that a table would be too large (`widest`).
     """
-    if order is None:
-        order = elimination_order(sizes, [factor.scope for factor in factors])
+    order = elimination_order(sizes, [factor.scope for factor in factors])
     if widest(sizes, order) > LARGEST:
         raise PlanError(
             "the choices of many nodes hang together, in a table of more than "

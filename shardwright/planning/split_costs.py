@@ -217,13 +217,6 @@ Reads = Sequence[ReadLayouts | None]
 """Distinct ways to read a value; None where only its dtype is read."""
 
 
-class StoredPrice(NamedTuple):
-    """What a stored value's byte on a slot costs, and a second once a step; 0 if not trained."""
-
-    byte_price: float
-    once: float
-
-
 def layouts_of(made: Iterable[Placements], reads: Iterable[ReadLayouts | None]) -> set[Placements]:
     """The layouts between which a value and its gradient may have to go."""
     found: set[Placements] = set()
@@ -287,23 +280,20 @@ def _leaving_seconds(
     return found
 
 
-def weight_table(between: Prices, price: StoredPrice, first: Reads, second: Reads) -> Table:
-    """What a stored value's copies cost, and its gradient, by how it is read first and then.
+def weight_table(between: Prices, once: float, first: Reads, second: Reads) -> Table:
+    """What the gradient of a stored value takes, by how it is read first and then.
 
-    The gradient is put together where the first reader has the value; another copy is renewed from
-    there.
+    ``once`` is what a second once a step counts for; 0 where it is not trained. The gradient is put
+    together where the first reader has the value; another copy is renewed from there.
     """
-    seconds, numbers = between.seconds, between.numbers
-    nbytes = {numbers[layout]: between.tensor.nbytes(layout) for layout in numbers}
     table = np.zeros((len(first), len(second)))
-    for i, one in enumerate(first):
+    for i, one in enumerate(first if once else ()):
         for j, two in enumerate(second):
             reads = [read for read in (one, two) if read is not None]
-            copies = list(dict.fromkeys(numbers[read.layout] for read in reads))
-            table[i, j] = price.byte_price * sum(nbytes[copy] for copy in copies)
-            if price.once and copies:
-                terms = {numbers[read.gradient] for read in reads if read.gradient}
-                moved = sum(seconds[term, copies[0]] for term in terms)
-                moved += sum(seconds[copies[0], copy] for copy in copies[1:])
-                table[i, j] += price.once * moved
+            copies = list(dict.fromkeys(between.numbers[read.layout] for read in reads))
+            if copies:
+                terms = {between.numbers[read.gradient] for read in reads if read.gradient}
+                moved = sum(between.seconds[term, copies[0]] for term in terms)
+                moved += sum(between.seconds[copies[0], copy] for copy in copies[1:])
+                table[i, j] = once * moved
     return table

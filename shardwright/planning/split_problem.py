@@ -24,12 +24,11 @@ from shardwright.ir import IRNode
 from shardwright.ir.execute import describe_node
 from shardwright.ir.tensor_meta import itemsize
 from shardwright.ops.bound import BoundDimop
-from shardwright.planning.elimination import CostFactor, Order, elimination_order, widest
+from shardwright.planning.elimination import CostFactor
 from shardwright.planning.split_costs import (
     PricedTensor,
     ReadLayouts,
     Reads,
-    StoredPrice,
     Table,
     exchange_table,
     layouts_of,
@@ -50,22 +49,19 @@ from shardwright.sharding.strategy import (
 )
 
 T = TypeVar("T")
-WIDEST = 3_000_000
-"""Entries that a table may have for several free axes to be solved at once."""
 TIE = 1e-17
 """Seconds a byte that a slot makes: of strategies that take as long, the one that makes less."""
 
-Offers = Mapping[int, Sequence[Sequence[Choice]]]
-"""By axis number: among what an axis that is not free may choose for each node."""
+Fixed = Mapping[int, Sequence[Choice]]
+"""By axis number: what an axis that is not free does with each node."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitObjective:
-    """What counts: the backward too, a byte of a stored value, a second once a step."""
+    """What counts: whether the backward does too, and how much a second once a step."""
 
     costs: Costs
     training: bool
-    byte_price: float
     once: float
 
 
@@ -87,10 +83,10 @@ class NodeDomain:
 
 
 def node_domains(
-    outline: Outline, sizes: Sizes, objective: SplitObjective, offers: Offers
+    outline: Outline, sizes: Sizes, objective: SplitObjective, fixed: Fixed
 ) -> list[NodeDomain]:
     """The domain of each node, in order. Raises PlanError where one has no strategy."""
-    return _DomainMaker(outline, sizes, objective, offers).run()
+    return _DomainMaker(outline, sizes, objective, fixed).run()
 
 
 @dataclass(slots=True)
@@ -103,7 +99,7 @@ class _DomainMaker:
     outline: Outline
     sizes: Sizes
     objective: SplitObjective
-    offers: Offers
+    fixed: Fixed
     uneven: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """By size of an axis: lengths that come out uneven along it."""
 
@@ -116,7 +112,7 @@ class _DomainMaker:
                 tuple(i for i, v in enumerate(node.inputs) if self._may_be_partial(found, v, axis))
                 for axis in range(len(self.sizes))
             )
-            given = tuple(tuple(offered[position]) for offered in self.offers.values())
+            given = tuple(found[position] for found in self.fixed.values())
             key = (self.outline.kinds[position], terms, given)
             if key not in known:
                 known[key] = self._domain(position, terms)
@@ -149,13 +145,12 @@ class _DomainMaker:
         return NodeDomain(tuple(strategies), seconds, partial)
 
     def _options(self, position: int, axis: int, terms: Sequence[int]) -> list[Choice]:
-        """What an axis may do with a node; terms that are offered may turn out to be none."""
-        if axis not in self.offers:
+        """What an axis may do with a node; terms that are fixed may turn out to be none."""
+        if axis not in self.fixed:
             size = self.sizes[axis]
             return choices(self.outline.bound(position), size, self._lengths(size), terms)
-        given = self.offers[axis][position]
-        settled = [None] if any(isinstance(choice, Terms) for choice in given) else []
-        return list(dict.fromkeys([*given, *settled]))
+        given = self.fixed[axis][position]
+        return [given, None] if isinstance(given, Terms) else [given]
 
     def _lengths(self, size: int) -> tuple[int, ...]:
         """Lengths of the graph's dimensions that are not dealt evenly to so many slots."""
@@ -264,7 +259,8 @@ class _ValueTable(NamedTuple):
     """What makes or stores a value, and one or two reads of it."""
 
     tensor: PricedTensor
-    source: _ProducedValue | StoredPrice
+    source: _ProducedValue | float
+    """A stored value's is what a second once a step counts for."""
     reads: tuple[_ValueRead, ...]
 
     def table(self) -> Table:
@@ -276,7 +272,7 @@ class _ValueTable(NamedTuple):
             columns.append(column)
         first: Reads = kinds[0] if kinds else (None,)
         second: Reads = kinds[1] if len(kinds) > 1 else (None,)
-        if isinstance(self.source, StoredPrice):
+        if not isinstance(self.source, _ProducedValue):
             between = prices(self.tensor, layouts_of((), (*first, *second)))
             table = weight_table(between, self.source, first, second)
         else:
@@ -311,24 +307,17 @@ class SplitProblem:
     objective: SplitObjective
     factors: list[CostFactor] = field(default_factory=list)
     tables: dict[object, Table] = field(default_factory=dict)
-    order: Order = field(init=False)
 
     def __post_init__(self) -> None:
         for position, domain in enumerate(self.domains):
             self.factors.append(CostFactor((position,), domain.seconds))
         for value_id in (*(v.id for v in self.outline.view.stored()), *self.outline.makers):
             self._add_value(value_id)
-        self.order = elimination_order(self.sizes, [factor.scope for factor in self.factors])
 
     @property
     def sizes(self) -> list[int]:
         """How many choices each variable has."""
         return [len(domain.strategies) for domain in self.domains]
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether all tables are small enough for several free axes to be solved at once."""
-        return widest(self.sizes, self.order) <= WIDEST
 
     def _add_value(self, value_id: int) -> None:
         """The factors of one value: one of all its reads, or of many reads one each."""
@@ -371,7 +360,7 @@ class SplitProblem:
                 found.append((*outline.readers[old][0], False))
         return found
 
-    def _source(self, value_id: int) -> _ProducedValue | StoredPrice:
+    def _source(self, value_id: int) -> _ProducedValue | float:
         """How a value comes to be; results leave the graph, numbers of a step once for all."""
         maker, view, objective = (
             self.outline.makers.get(value_id),
@@ -380,7 +369,7 @@ class SplitProblem:
         )
         if maker is None:
             is_trained = objective.training and value_id in self.outline.trained
-            return StoredPrice(objective.byte_price, objective.once if is_trained else 0.0)
+            return objective.once if is_trained else 0.0
         once = objective.training and not view.values[value_id].shape
         leaves = (objective.once if once else 1.0) if value_id in view.outputs else 0.0
         number = view.nodes[maker].outputs.index(value_id)

@@ -62,16 +62,6 @@ def seconds(view, axes, splits, **given):
     return best_splits(view, axes, fixed=fixed, **given).seconds
 
 
-def stored_bytes(view, splits):
-    """Bytes of weights on a slot of two, as products read them."""
-    found = 0
-    for node, (split,) in zip(view.nodes, splits, strict=True):
-        if node.op == "aten.linear.default":
-            weight = view.values[node.inputs[1]].nbytes
-            found += weight // 2 if isinstance(split, Split) and split.identifier != "b" else weight
-    return found
-
-
 # --- nothing is better ----------------------------------------------------------------------------
 
 
@@ -121,7 +111,7 @@ def small_step(seed):
 def least(view, axes, given):
     """The least of all splits, each by itself."""
     mesh = mesh_on(given["cluster"], axes)
-    objective = SplitObjective(given["costs"], given["training"], 0.0, 1.0)
+    objective = SplitObjective(given["costs"], given["training"], 1.0)
     domains = node_domains(outline_of(view), mesh.sizes, objective, {})
     ways = [list(dict.fromkeys(s.splits for s in domain.strategies)) for domain in domains]
     found = []
@@ -137,7 +127,7 @@ def least(view, axes, given):
 @pytest.mark.parametrize("links", [QUICK, CHEAP])
 def test_nothing_is_better_for_a_small_model(seed, links):
     view = random_graph(seed, training=False)
-    given = options(links, byte_price=1e-9)
+    given = options(links)
     assert best_splits(view, TENSOR, **given).seconds == pytest.approx(
         least(view, TENSOR, given), abs=1e-15
     )
@@ -230,7 +220,7 @@ def communications(graph, axes, **given):
     """The kinds of communication of activations, in a step split in the best way."""
     made = plan(graph, mesh=axes)
     view = forward_view(step_of(graph, made).graph)
-    best = best_splits(view, axes, byte_price=1e-9, **given)
+    best = best_splits(view, axes, **given)
     mesh = made.assignments[0].mesh
     split = make_plan(view, "best", made.devices, [Assignment(mesh, s) for s in best.splits])
     split = msgspec.structs.replace(
@@ -261,26 +251,16 @@ def test_nothing_is_sent_where_links_are_slow():
     assert best_splits(view, TENSOR, **given).seconds < 1e-9
 
 
-def test_a_price_on_bytes_splits_what_is_stored():
-    view = gpt()
-    total = stored_bytes(view, [(None,)] * len(view.nodes))
-    cheap, dear = (
-        stored_bytes(view, best_splits(view, TENSOR, byte_price=p, **options(SLOW)).splits)
-        for p in (0.0, 1.0)
-    )
-    assert dear < 0.51 * total < cheap
-
-
 def test_heads_that_do_not_come_out_even_are_cut_between_heads():
-    view, _ = take_apart(transformer(1, product=linear, heads=5, width=320), TENSOR)
+    view, _ = take_apart(transformer(1, product=linear, heads=5, width=640), TENSOR)
     given = options(Links.of(Link(1e-4, 20e9), Link(1e-4, 20e9)))
-    best = best_splits(view, TENSOR, byte_price=3e-10, **given)
+    best = best_splits(view, TENSOR, **given)
     units = {
         split.unit
         for node, (split,) in zip(view.nodes, best.splits, strict=True)
         if node.op == "aten.linear.default" and isinstance(split, Split)
     }
-    assert 64 in units
+    assert 128 in units
 
 
 @pytest.mark.parametrize("axes", [TENSOR, {"data": 2, "tensor": 2}], ids=str)
@@ -301,15 +281,6 @@ def test_an_axis_that_is_fixed_stays():
     assert [splits[0] for splits in best.splits] == fixed["data"]
 
 
-def test_several_free_axes_are_no_worse_than_one(monkeypatch):
-    """Solved in turn, since all at once is forbidden here."""
-    monkeypatch.setattr("shardwright.planning.split_problem.WIDEST", 2_000)
-    view = gpt(1, batch=4)
-    both = best_splits(view, {"data": 2, "tensor": 2}, **options())
-    one = best_splits(view, {"data": 1, "tensor": 2}, **options())
-    assert both.seconds <= one.seconds
-
-
 @pytest.mark.parametrize("axes", [{}, {"tensor": 1}, {"data": 1, "tensor": 1}], ids=str)
 def test_one_slot_does_everything_whole(axes):
     view = gpt()
@@ -321,11 +292,11 @@ def test_layers_more_take_few_steps_more():
     def steps(layers):
         view, given = transformer(layers), options()
         mesh, nodes = mesh_on(given["cluster"], TENSOR), outline_of(view)
-        objective = SplitObjective(given["costs"], training=False, byte_price=0.0, once=1.0)
+        objective = SplitObjective(given["costs"], training=False, once=1.0)
         domains = node_domains(nodes, mesh.sizes, objective, {})
         problem = SplitProblem(nodes, domains, mesh.sizes, given["cluster"].links(mesh), objective)
         known = {}
-        minimise(problem.sizes, problem.factors, problem.order, known)
+        minimise(problem.sizes, problem.factors, known)
         return len(known), len(view.nodes)
 
     (few, nodes), (many, more) = steps(6), steps(12)

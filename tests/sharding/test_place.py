@@ -76,7 +76,7 @@ def foreseen(graph, made):
     return counts
 
 
-def best_plan(graph, axes, byte_price, *, microbatches=2):
+def best_plan(graph, axes, *, microbatches=2):
     """The plan of a step whose nodes are split in the best way."""
     like = plan(graph, mesh=axes, microbatches=microbatches)
     view = forward_view(step_of(graph, like).graph)
@@ -87,7 +87,6 @@ def best_plan(graph, axes, byte_price, *, microbatches=2):
         cluster=cluster,
         costs=Analytic(cluster.device),
         training=True,
-        byte_price=byte_price,
         microbatches=microbatches,
     )
     mesh = like.assignments[0].mesh
@@ -137,13 +136,10 @@ def test_batch_norms_are_foreseen():
     assert foreseen(graph, made) == written(graph, made)
 
 
-@pytest.mark.parametrize("byte_price", [0.0, 1e-7, 1e-5])
 @pytest.mark.parametrize("axes", [{"tensor": 2}, {"tensor": 4}, {"data": 2, "tensor": 2}], ids=str)
-def test_a_step_split_in_the_best_way_takes_what_is_foreseen_and_computes_the_same(
-    axes, byte_price
-):
+def test_a_step_split_in_the_best_way_takes_what_is_foreseen_and_computes_the_same(axes):
     graph = language_step(1, batch=4)
-    made = best_plan(graph, axes, byte_price)
+    made = best_plan(graph, axes)
     assert foreseen(graph, made) == written(graph, made)
     torch.manual_seed(0)
     tokens, labels = torch.randint(50, (2, 8, 6))
