@@ -12,9 +12,9 @@ from shardwright.costs.predict import Estimate
 from shardwright.ir.tensor_meta import count_text
 from shardwright.ops.bound import Flow
 from shardwright.planning.options import StepOptions
-from shardwright.planning.plan import Alternative, Assignment, SplitReason
+from shardwright.planning.plan import Alternative, Assignment, SplitReason, split_text
 from shardwright.planning.shapes import Shape
-from shardwright.sharding.strategy import Choice, Split, Terms
+from shardwright.sharding.strategy import Split, Terms
 
 STAGES = 128
 """More virtual stages are not tried."""
@@ -184,7 +184,11 @@ def split_reasons(
     groups: dict[tuple[str, str, str], list[int]] = {}
     for i, found in _shared(assigned):
         said = reasons[i] if i < len(reasons) else ""
-        key = source.view.nodes[i].op, _text(found), said or _reason(source, i, found)
+        key = (
+            source.view.nodes[i].op,
+            split_text(found.mesh.axes, found.splits),
+            said or _reason(source, i, found),
+        )
         groups.setdefault(key, []).append(i)
     return tuple(
         SplitReason(len(at), op, source.view.nodes[at[0]].scope, split, reason)
@@ -197,29 +201,13 @@ def _shared(assigned: Sequence[Assignment]) -> Iterator[tuple[int, Assignment]]:
     return ((i, found) for i, found in enumerate(assigned) if found.mesh.devices[1:])
 
 
-def _axes(found: Assignment) -> Iterator[tuple[str, Choice]]:
-    return zip(found.mesh.axes, found.splits, strict=True)
-
-
-def _text(found: Assignment) -> str:
-    """What each axis does with a node: ``data: b, tensor: n by 64``."""
-    words = []
-    for axis, split in _axes(found):
-        if isinstance(split, Split):
-            unit = f" by {split.unit}" if split.unit > 1 else ""
-            words.append(f"{axis}: {split.identifier}{unit}")
-        else:
-            words.append(f"{axis}: {'terms of a sum' if isinstance(split, Terms) else 'whole'}")
-    return ", ".join(words)
-
-
 def _reason(source: Forward, position: int, found: Assignment) -> str:
     """Why a node is split so by policies that follow one rule for each axis."""
     bound = source.outline.bound(position)
     if bound is None:
         return "no annotation"
     reasons = []
-    for axis, split in _axes(found):
+    for axis, split in zip(found.mesh.axes, found.splits, strict=True):
         if axis == "data":
             reasons.append("it has the batch" if split else "it has no batch")
         elif isinstance(split, Split):

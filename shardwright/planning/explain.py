@@ -22,7 +22,7 @@ import msgspec
 
 from shardwright.clusters.cluster import device_text, links_text
 from shardwright.costs.predict import Prediction
-from shardwright.planning.plan import Assignment, Plan, Split, Terms
+from shardwright.planning.plan import Assignment, Plan, split_text
 
 MANY = 4
 """Of more slots than these only the first and the last are named."""
@@ -131,17 +131,8 @@ def _named(devices: Sequence[str]) -> str:
 
 
 def _splits(plan: Plan, node: int) -> str:
-    """What each axis splits of a node: ``data by b, tensor by n in units of 64``."""
     assignment: Assignment = plan.assignments[plan.nodes[node]]
-    axes = zip(assignment.mesh.axes, assignment.splits, strict=True)
-    return ", ".join(_split(axis, split) for axis, split in axes if split is not None) or "whole"
-
-
-def _split(axis: str, split: Split | Terms) -> str:
-    if isinstance(split, Terms):
-        return f"{axis} in terms of a sum"
-    unit = f" in units of {split.unit}" if split.unit > 1 else ""
-    return f"{axis} by {split.identifier}{unit}"
+    return split_text(assignment.mesh.axes, assignment.splits)
 
 
 # --- lines --------------------------------------------------------------------------------------

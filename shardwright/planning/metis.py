@@ -135,12 +135,12 @@ def _moved(workload: Workload, before: Sequence[int], after: Sequence[int]) -> l
 def weigh_nodes(
     nodes: Sequence[Weighable],
     function: Callable[[Weighable], float] | None,
-    name: str = "node_weight_function",
 ) -> list[float]:
     """The weight of each node, 1 by default and where none has any.
 
     Raises PlanError for what is no weight.
     """
+    name = "node_weight_function"
     weights = [_checked(function(node), name, str(node)) for node in nodes] if function else []
     return weights if any(weights) else [1.0] * len(nodes)
 
@@ -164,10 +164,9 @@ def weigh_edges(
     }
 
 
-def policy_nodes(view: IRGraph, first: int = 0) -> list[PolicyNode]:
+def policy_nodes(view: IRGraph) -> list[PolicyNode]:
     """What weight functions see of the nodes of a forward."""
-    found = (PolicyNode(i, node, view) for i, node in enumerate(view.nodes))
-    return list(found)[first:]
+    return [PolicyNode(i, node, view) for i, node in enumerate(view.nodes)]
 
 
 def _checked(weight: Any, function: str, where: str) -> float:

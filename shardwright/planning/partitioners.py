@@ -272,7 +272,6 @@ def pipedream(
     microbatches: int = 1,
     gradients: float = 1.0,
     limit: MemoryLimit | None = None,
-    most_stages: int | None = None,
 ) -> PipedreamCut:
     """The best cut on all slots of a cluster. Raises PlanError where none fits in memory.
 
@@ -281,7 +280,7 @@ def pipedream(
     trained.
     """
     slots = len(cluster.devices)
-    stages = min(slots, len(workload), most_stages or slots)
+    stages = min(slots, len(workload))
     most = max(8, int((LARGEST_TABLE / max(1, stages * slots * slots)) ** 0.5))
     places = cut_places(workload, stages, most)
     tables = range_tables(workload, places)

@@ -39,7 +39,7 @@ from shardwright.planning.stages import (
     work_between,
 )
 from shardwright.planning.step import PreparedStep
-from shardwright.planning.step_graph import parameters_of
+from shardwright.planning.step_graph import state_bytes
 from shardwright.planning.workload import StoredValue, Workload
 
 # --- work -----------------------------------------------------------------------------------------
@@ -192,10 +192,12 @@ def measure_work(step: PreparedStep, forward: IRGraph, microbatches: int) -> lis
     """Work of a microbatch of every forward node of a step."""
     trained = trained_parameters(step.graph)
     needing = needing_gradients(forward, trained)
-    moved = {v: UPDATE_PASSES * forward.values[v].nbytes for v in trained if v in forward.values}
-    for value_id, parameter in parameters_of(step.graph).items():
-        if step.graph.values[value_id].role == "state" and parameter in moved:
-            moved[parameter] += STATE_PASSES * step.graph.values[value_id].nbytes
+    states = state_bytes(step.graph)
+    moved = {
+        v: UPDATE_PASSES * forward.values[v].nbytes + STATE_PASSES * states.get(v, 0)
+        for v in trained
+        if v in forward.values
+    }
     seen: set[int] = set()
     work = []
     for node in forward.nodes:
@@ -208,11 +210,8 @@ def measure_work(step: PreparedStep, forward: IRGraph, microbatches: int) -> lis
 
 def held_bytes(graph: IRGraph) -> dict[int, int]:
     """What a slot holds of each parameter that a step trains: itself, its gradient, its state."""
-    held = {value_id: 2 * graph.values[value_id].nbytes for value_id in trained_parameters(graph)}
-    for value_id, parameter in parameters_of(graph).items():
-        if graph.values[value_id].role == "state" and parameter in held:
-            held[parameter] += graph.values[value_id].nbytes
-    return held
+    states = state_bytes(graph)
+    return {v: 2 * graph.values[v].nbytes + states.get(v, 0) for v in trained_parameters(graph)}
 
 
 # --- the policy -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ graph after that.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from shardwright.ir.repeats import fingerprint
 from shardwright.ir.tensor_meta import count_text
 from shardwright.planning.plan_file import read_plan, write_plan
 from shardwright.schedules import make_schedule, simulate
+from shardwright.sharding.strategy import Choice
 from shardwright.sharding.strategy import Split as Split
 from shardwright.sharding.strategy import Terms as Terms
 
@@ -164,6 +165,18 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def on(cls, device: str) -> Assignment:
         """All of the node on one slot."""
         return cls(Mesh((), (), (device,)))
+
+
+def split_text(axes: Sequence[str], splits: Sequence[Choice]) -> str:
+    """What each axis splits of a node: ``data by b, tensor by n in units of 64``."""
+    words = []
+    for axis, split in zip(axes, splits, strict=True):
+        if isinstance(split, Terms):
+            words.append(f"{axis} in terms of a sum")
+        elif split is not None:
+            unit = f" in units of {split.unit}" if split.unit > 1 else ""
+            words.append(f"{axis} by {split.identifier}{unit}")
+    return ", ".join(words) or "whole"
 
 
 class SlotLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

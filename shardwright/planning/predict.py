@@ -22,7 +22,7 @@ from shardwright.planning.options import StepOptions, check_graph
 from shardwright.planning.plan import Assignment, Plan, assignments, check_belongs, cluster_of
 from shardwright.planning.rules import DATA
 from shardwright.planning.step import PreparedStep
-from shardwright.planning.step_graph import parameters_of
+from shardwright.planning.step_graph import state_bytes
 from shardwright.sharding.place import place
 from shardwright.sharding.strategy import Choices
 
@@ -85,12 +85,8 @@ def forward_of(graph: IRGraph, plan: Plan) -> Forward:
 
 def forward_of_step(step: PreparedStep) -> Forward:
     """The forward of a step."""
-    states: dict[int, int] = {}
-    for value_id, parameter in parameters_of(step.graph).items():
-        if step.graph.values[value_id].role == "state":
-            states[parameter] = states.get(parameter, 0) + step.graph.values[value_id].nbytes
     trained = trained_parameters(step.graph)
-    return Forward(step.graph, step.view, step.prepare, True, trained, states)
+    return Forward(step.graph, step.view, step.prepare, True, trained, state_bytes(step.graph))
 
 
 def placed_costs(

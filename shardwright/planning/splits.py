@@ -22,6 +22,7 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ops.catalog import why_whole
 from shardwright.planning.elimination import CostFactor, minimise
+from shardwright.planning.plan import split_text
 from shardwright.planning.split_costs import Table
 from shardwright.planning.split_problem import (
     NodeDomain,
@@ -30,7 +31,7 @@ from shardwright.planning.split_problem import (
     node_domains,
 )
 from shardwright.sharding.place import outline_of
-from shardwright.sharding.strategy import Choice, Choices, Split, Terms
+from shardwright.sharding.strategy import Choice, Choices
 
 
 class BestSplits(NamedTuple):
@@ -139,23 +140,11 @@ def _reason(domain: NodeDomain, chosen: int, seconds: Table, axes: Sequence[str]
     for found, spent in zip(domain.strategies, seconds.tolist(), strict=True):
         least[found.splits] = min(spent, least.get(found.splits, math.inf))
     others = {s: spent for s, spent in least.items() if s != own and math.isfinite(spent)}
-    said = f"{says(own, axes)}: {_micro(least[own])}"
+    said = f"{split_text(axes, own)}: {_micro(least[own])}"
     if not others:
         return f"{said}; it cannot be split otherwise here"
     other = min(others, key=lambda splits: others[splits])
-    return f"{said}; next best {says(other, axes)}: {_micro(others[other])}"
-
-
-def says(splits: Choices, axes: Sequence[str]) -> str:
-    """What the axes of a mesh do with a node, in words."""
-    pairs = zip(splits, axes, strict=True)
-    return ", ".join(f"{_what(s)} over {axis}" for s, axis in pairs if s is not None) or "whole"
-
-
-def _what(split: Split | Terms) -> str:
-    if isinstance(split, Terms):
-        return "terms"
-    return split.identifier if split.unit == 1 else f"{split.identifier} by {split.unit}"
+    return f"{said}; next best {split_text(axes, other)}: {_micro(others[other])}"
 
 
 def _micro(seconds: float) -> str:

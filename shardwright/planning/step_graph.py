@@ -51,6 +51,15 @@ def parameters_of(graph: IRGraph) -> dict[int, int]:
     return found
 
 
+def state_bytes(graph: IRGraph) -> dict[int, int]:
+    """Bytes of the optimizer's state of each stored parameter that has any."""
+    found: dict[int, int] = {}
+    for value_id, parameter in parameters_of(graph).items():
+        if graph.values[value_id].role == "state":
+            found[parameter] = found.get(parameter, 0) + graph.values[value_id].nbytes
+    return found
+
+
 def _owned(graph: IRGraph, node: IRNode, known: Mapping[int, int]) -> Iterator[tuple[int, int]]:
     if node.op == "Backward":
         yield from zip(node.outputs, gradient_parameters(graph, node), strict=True)

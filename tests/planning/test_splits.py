@@ -19,10 +19,10 @@ from shardwright.planner import plan
 from shardwright.planning import Assignment
 from shardwright.planning.assemble import make_plan, step_of
 from shardwright.planning.elimination import minimise
-from shardwright.planning.plan import Split, Terms
+from shardwright.planning.plan import Split, split_text
 from shardwright.planning.rules import split_nodes, take_apart
 from shardwright.planning.split_problem import SplitObjective, SplitProblem, node_domains
-from shardwright.planning.splits import best_splits, mesh_on, says
+from shardwright.planning.splits import best_splits, mesh_on
 from shardwright.planning.step import as_step
 from shardwright.planning.step_graph import forward_view
 from shardwright.planning.unfuse import unfuse
@@ -319,12 +319,6 @@ def test_an_axis_that_the_mesh_lacks_cannot_be_fixed():
 # --- reasons --------------------------------------------------------------------------------------
 
 
-def test_what_axes_do_in_words():
-    assert says((Split("n"), None), ("data", "tensor")) == "n over data"
-    assert says((Split("n", 64), Terms((0, 1))), ("a", "b")) == "n by 64 over a, terms over b"
-    assert says((None,), ("a",)) == "whole"
-
-
 def test_the_next_best_costs_what_it_says():
     torch.manual_seed(0)
     builder = Builder("chain")
@@ -337,8 +331,8 @@ def test_the_next_best_costs_what_it_says():
     found = re.fullmatch(r"(.+): ([\d.]+) µs; next best (.+): ([\d.]+) µs", best.reasons[1])
     assert found is not None
     own, spent, other, more = found.groups()
-    assert says(best.splits[1], TENSOR) == own
-    identifier = other.removesuffix(" over tensor")
+    assert split_text([*TENSOR], best.splits[1]) == own
+    identifier = other.removeprefix("tensor by ")
     split = None if other == "whole" else Split(identifier)
     changed = seconds(view, TENSOR, [best.splits[0], (split,)], **options(devices=2))
     assert changed - best.seconds == pytest.approx((float(more) - float(spent)) * 1e-6, abs=2e-7)
