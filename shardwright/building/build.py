@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import overload
 
@@ -38,6 +39,7 @@ from shardwright.planning.like import plan_beside
 from shardwright.planning.plan import Plan, TrainingPlan, check_belongs
 from shardwright.planning.rules import batch_rows
 from shardwright.schedules import Schedule, make_schedule
+from shardwright.tracing.padding import padded_rows
 from shardwright.tracing.program_set import ProgramSet
 
 FORMAT_VERSION = 1
@@ -105,14 +107,16 @@ def _bundle(
     rename: Rename,
     device_kind: DeviceKind,
 ) -> pl.Bundle:
-    def grow(sizes: Sizes) -> pl.Pipeline:
+    def grow(sizes: Sizes) -> tuple[pl.Pipeline, Sizes]:
         graph = programs.at(**sizes)
         beside = plan if graph is programs.first else plan_beside(graph, programs.first, plan)
-        return build(graph, beside, weights, rename, device_kind=device_kind)
+        pipeline = build(graph, beside, weights, rename, device_kind=device_kind)
+        return pipeline, programs.least[tuple(sizes.values())]
 
     names = [*programs.shapes.sizes]
     made = {key: grow(dict(zip(names, key, strict=True))) for key in [*programs.graphs]}
-    return pl.Bundle(programs.shapes, made, grow)
+    pipelines = {key: pipeline for key, (pipeline, _) in made.items()}
+    return pl.Bundle(programs.shapes, pipelines, programs.least, grow)
 
 
 def written(
@@ -139,7 +143,7 @@ def written(
     }
     pipeline = _finish(graph.name, assembly, slots, _training(assembly, plan))
     pipeline.weights = source.carried
-    pipeline.origin = pl.Origin(graph, plan)
+    pipeline.origin = pl.Origin(graph, plan, cache(partial(padded_rows, graph)))
     return pipeline
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import overload
@@ -23,6 +24,7 @@ from shardwright.compiler.passes.pipeline import prepare
 from shardwright.devices import DEVICE_KINDS, DeviceKind
 from shardwright.errors import ExecError, InputError
 from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ir.dynamic import Sizes
 from shardwright.ir.execute import describe_node
 from shardwright.ir.graph import without_collection
 from shardwright.ir.operators import is_built_in
@@ -34,8 +36,6 @@ from shardwright.kernels.row import ABSENT
 from shardwright.pipeline import Bundle, Pipeline, SuperTask, TensorInfo, check
 from shardwright.pipeline.fxtext import decode
 from shardwright.pipeline.graphs import TaskGraphs, read_text, restated
-from shardwright.pipeline.schema import Metadata
-from shardwright.planning.row_dims import batches_of
 
 
 def lower_graph(graph: IRGraph) -> LoweredGraph:
@@ -140,15 +140,15 @@ def lower(pipeline: Pipeline | Bundle | str | Path) -> Pipeline | Bundle:
     cannot be lowered, InputError if the argument is no pipeline.
     """
     if isinstance(pipeline, Bundle):
-        bundle = pipeline
-        lowered = {key: _lower_pipeline(each) for key, each in [*bundle.pipelines.items()]}
-        return Bundle(
-            bundle.shapes,
-            lowered,
-            lambda sizes: _lower_pipeline(bundle.at(**sizes)),
-            bundle.files,
-        )
+        lowered = {key: _lower_pipeline(each) for key, each in [*pipeline.pipelines.items()]}
+        grow = None if pipeline.grow is None else partial(_grown, pipeline)
+        return Bundle(pipeline.shapes, lowered, pipeline.least, grow, pipeline.files)
     return _lower_pipeline(pipeline)
+
+
+def _grown(bundle: Bundle, sizes: Sizes) -> tuple[Pipeline, Sizes]:
+    """A further pipeline of a bundle, lowered, and the least sizes that it runs."""
+    return _lower_pipeline(bundle.at(**sizes)), bundle.least[tuple(sizes.values())]
 
 
 @without_collection()
@@ -164,7 +164,7 @@ def _lower_pipeline(pipeline: Pipeline | str | Path) -> Pipeline:
         pipeline,
         supertasks=supertasks,
         tensors=dict(_tensors(pipeline)),
-        metadata=_metadata(pipeline),
+        metadata=msgspec.structs.replace(pipeline.metadata, rows=pipeline.batches()),
         blobs={name: text for text, name in names.items()} or None,
         requires=tuple(sorted(_foreign(set(texts.values())))) or None,
     )
@@ -236,14 +236,6 @@ def _tensors(pipeline: Pipeline) -> Iterator[tuple[str, TensorInfo]]:
         place = first.inputs.index(name)
         value = msgspec.structs.replace(info.value, name_in_graph=f"i{place}")
         yield name, msgspec.structs.replace(info, value=value)
-
-
-def _metadata(pipeline: Pipeline) -> Metadata:
-    """The metadata, with what operators tell of rows and kernel calls do not."""
-    metadata = pipeline.metadata
-    if pipeline.training is not None and pipeline.training.microbatches is not None:
-        return metadata
-    return msgspec.structs.replace(metadata, rows=metadata.rows or batches_of(pipeline))
 
 
 def _foreign(texts: set[str]) -> set[str]:

@@ -122,6 +122,11 @@ def sizes_text(sizes: Sizes) -> str:
     return ",".join(f"{name}={size}" for name, size in sizes.items())
 
 
+def fits(sizes: Sizes, least: Sizes) -> bool:
+    """Whether a call's sizes are none below the least that a program runs."""
+    return all(size >= least[name] for name, size in sizes.items())
+
+
 def padded(tensor: torch.Tensor, dim: int, size: int, *, zeros: bool = False) -> torch.Tensor:
     """A tensor with zeros, or else copies of its last slice, behind it along a dimension."""
     missing = size - tensor.shape[dim]

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import torch
+from torch import nn
 
 from shardwright.errors import GraphError
 from shardwright.ir.execute import run_graph
@@ -70,6 +71,8 @@ class IRGraph:
     training
         Whether the model was in training mode when it was captured; None where that is not known.
         Nothing that a graph computes follows from it, and graphs made of this one need not say.
+    model
+        What it was captured from, for questions about other sizes of its inputs.
     """
 
     name: str
@@ -82,6 +85,7 @@ class IRGraph:
     out_structure: Tree | None = None
     tensors: dict[int, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
     training: bool | None = field(default=None, compare=False, repr=False)
+    model: nn.Module | None = field(default=None, compare=False, repr=False)
     next_id: int = field(default=0, compare=False, repr=False)
     _taken: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
 

@@ -2,29 +2,23 @@
 
 Input: a graph, and which dimension of which inputs has the rows (a batch, the tokens of a layer
 that sees one at a time). Output: which dimension of each result has them, so that row i of it is
-made from row i of the inputs alone, as dimension annotations say.
+made from row i of the inputs alone, as dimension annotations say, and is the same however many
+there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from shardwright.errors import InputError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.operators import MERGES
 from shardwright.ir.repeats import fingerprint
+from shardwright.ir.values import Source
 from shardwright.ops.bound import BoundDimop
 from shardwright.ops.catalog import dimop_of
-
-
-class Rows(NamedTuple):
-    """A tensor has rows ``start`` to ``stop`` along ``dim``, each as long."""
-
-    dim: int
-    start: int
-    stop: int
 
 
 @dataclass(slots=True)
@@ -58,40 +52,141 @@ def identifier_at(bound: BoundDimop, idx: int, dim: int) -> str | None:
     return None
 
 
-def follow_rows(
-    graph: IRGraph, given: Sequence[Rows | None], annotations: Annotations, ends: Sequence[int]
-) -> list[Rows | None]:
-    """The rows of what a graph makes. Raises InputError where an operator mixes them."""
-    rows = {v: r for v, r in zip(graph.inputs, given, strict=True) if r is not None}
-    for node in graph.nodes:
-        read = {i: rows[value] for i, value in enumerate(node.inputs) if value in rows}
-        if read:
-            rows |= _through_node(annotations, node, read)
-    return [rows.get(value_id) for value_id in ends]
+Kind = Literal["rows", "even", "numbered", "counted"]
+"""What is along a dimension that has a length for each row.
+
+``rows`` are made from those of inputs. Others are made from their number: ``even`` ones are all the
+same, ``numbered`` ones the same however many there are; ``counted`` is everything else.
+"""
+Ends = Mapping[Source | None, Mapping[str, frozenset[int]]]
+"""By line and operator, the dimensions of as many rows that it makes of their number."""
+EVEN = {
+    *("zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "expand"),
+    *("new_zeros", "new_ones", "new_full"),
+}
+TABLES = {"index", "embedding", "gather", "index_select"}
+"""Operators that look up what is along a dimension."""
 
 
-def _through_node(
-    annotations: Annotations, node: IRNode, read: Mapping[int, Rows]
-) -> dict[int, Rows]:
-    """The rows in what a node makes. Raises InputError where it mixes them."""
-    bound = annotations.of(node)
-    if bound is None:
-        raise InputError(f"{_place(node)} has no dimension annotation, so it may mix the rows")
-    (start, stop), *others = {(rows.start, rows.stop) for rows in read.values()}
-    if stop - start == 1:
-        raise InputError(f"{_place(node)} has one row on a device, of which nothing is known")
-    names = {identifier_at(bound, i, rows.dim) for i, rows in read.items()}
-    name = names.pop()
-    if others or names or name is None or bound.length(name) % (stop - start):
-        raise _mixing(node)
-    flow = bound.flow(name)
-    agree = all(
-        (flow.inputs[i].kind, flow.inputs[i].dim) == ("shard", rows.dim) for i, rows in read.items()
-    )
-    if not agree or any(carry.kind != "shard" for carry in flow.outputs):
-        raise _mixing(node)
-    made = zip(node.outputs, flow.outputs, strict=True)
-    return {v: Rows(carry.dim, start, stop) for v, carry in made if carry.dim is not None}
+class RowDim(NamedTuple):
+    """What a value has along a dimension; None where it is not known which."""
+
+    kind: Kind
+    dim: int | None
+
+
+@dataclass(slots=True)
+class RowFlow:
+    """Follows rows through a graph.
+
+    rows
+        How many there are, above 1.
+    ends
+        Where the graph makes tensors of as many.
+    """
+
+    graph: IRGraph
+    rows: int
+    ends: Ends = field(default_factory=dict)
+    annotations: Annotations = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.annotations = Annotations(self.graph)
+
+    def follow(self, given: Mapping[int, int], results: Iterable[int]) -> dict[int, int | None]:
+        """The dimension of each result that has rows, if inputs have them along these.
+
+        Raises InputError where an operator mixes them, or computes with their number.
+        """
+        found = {value: RowDim("rows", dim) for value, dim in given.items()}
+        for node in self.graph.nodes:
+            read = {i: found[value] for i, value in enumerate(node.inputs) if value in found}
+            found |= self._through(node, read) if read else self._made(node)
+        ends = {value: found.get(value) for value in results}
+        for value, along in ends.items():
+            if along is not None and along.kind == "counted":
+                raise InputError(f"{self.graph.values[value].name!r} depends on how many there are")
+        return {value: None if along is None else along.dim for value, along in ends.items()}
+
+    def _made(self, node: IRNode) -> dict[int, RowDim]:
+        """What a node that reads nothing of as many rows makes of their number."""
+        name, found = node.op.split(".")[1], {}
+        line = self.ends.get(node.source, {})
+        # An operator that torch runs as others is not there.
+        ends = line.get(name, frozenset().union(*line.values()))
+        for value in node.outputs:
+            shape = self.graph.values[value].shape
+            dims = [d for d in ends if d < len(shape) and shape[d] % self.rows == 0]
+            if len(dims) == 1:
+                found[value] = RowDim(_kind(name, node), dims[0])
+            elif dims:
+                found[value] = RowDim("counted", None)
+        return found
+
+    def _through(self, node: IRNode, read: Mapping[int, RowDim]) -> dict[int, RowDim]:
+        """What a node makes. Raises InputError where it mixes rows."""
+        bound = self.annotations.of(node)
+        kinds = {along.kind for along in read.values()}
+        if "rows" not in kinds:
+            return self._beside(node, bound, read)
+        if bound is None:
+            raise InputError(f"{_place(node)} has no dimension annotation, so it may mix the rows")
+        names = {_name(bound, i, along) for i, along in read.items() if along.kind == "rows"}
+        name = names.pop()
+        if names or name is None or bound.length(name) % self.rows:
+            raise _mixing(node)
+        if any(carry.kind != "shard" for carry in bound.flow(name).outputs):
+            raise _mixing(node)
+        for i, along in read.items():
+            if not _fits(node, bound, name, i, along):
+                raise (
+                    _mixing(node)
+                    if along.kind == "rows"
+                    else InputError(f"{_place(node)} computes with the number of rows")
+                )
+        carries = zip(node.outputs, bound.flow(name).outputs, strict=True)
+        return {value: RowDim("rows", carry.dim) for value, carry in carries}
+
+    def _beside(
+        self, node: IRNode, bound: BoundDimop | None, read: Mapping[int, RowDim]
+    ) -> dict[int, RowDim]:
+        """What a node makes of what is made from the number of rows alone."""
+        counted = dict.fromkeys(node.outputs, RowDim("counted", None))
+        if bound is None:
+            return counted
+        names = {_name(bound, i, along): along.kind for i, along in read.items()}
+        ordered = sorted(names, key=lambda name: (names[name] == "even", name is None))
+        name = ordered[0]
+        if name is None or not all(_fits(node, bound, name, i, along) for i, along in read.items()):
+            return counted
+        aligned = {a.kind for i, a in read.items() if bound.flow(name).inputs[i].kind == "shard"}
+        kind: Kind = "numbered" if "numbered" in aligned else "even"
+        carries = zip(node.outputs, bound.flow(name).outputs, strict=True)
+        return {
+            value: RowDim(kind, carry.dim) if carry.kind == "shard" else RowDim("counted", None)
+            for value, carry in carries
+        }
+
+
+def _kind(name: str, node: IRNode) -> Kind:
+    """What an operator makes of the number of rows."""
+    if name in EVEN:
+        return "even"
+    begins = name == "slice" and (node.attrs["start"], node.attrs["step"]) == (0, 1)
+    return "numbered" if begins or name == "arange" else "counted"
+
+
+def _name(bound: BoundDimop, idx: int, along: RowDim) -> str | None:
+    """The identifier of what is along a dimension of an input."""
+    return None if along.dim is None else identifier_at(bound, idx, along.dim)
+
+
+def _fits(node: IRNode, bound: BoundDimop, name: str, idx: int, along: RowDim) -> bool:
+    """Whether row i of a node's results, along ``name``, takes row i of an input, or any."""
+    carry = bound.flow(name).inputs[idx]
+    if (carry.kind, carry.dim) == ("shard", along.dim):
+        return along.kind != "counted"
+    return along.kind == "even" and (carry.kind == "any" or node.op.split(".")[1] in TABLES)
 
 
 def _mixing(node: IRNode) -> InputError:

@@ -35,17 +35,18 @@ from shardwright.pipeline.rules import broken
 INDEX = "bundle.json"
 BUNDLE_VERSION = 1
 
-Grow = Callable[[Sizes], Pipeline]
-"""Makes the pipeline for sizes that there is none for yet."""
+Grow = Callable[[Sizes], tuple[Pipeline, Sizes]]
+"""Makes the pipeline for sizes that there is none for yet, and says which least ones it runs."""
 FileMark = tuple[int, ...]
 """Device, inode, size and time of a file: another one in its place has another mark."""
 
 
 class BundleMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pipeline file of a bundle's folder, and its sizes."""
+    """A pipeline file of a bundle's folder, its sizes, and the least that are padded to them."""
 
     file: str
     sizes: Sizes
+    least: Sizes
 
 
 class BundleIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,6 +64,8 @@ class Bundle:
         Which sizes vary, and how they are padded.
     pipelines
         At least one; the first has the weights that the others share.
+    least
+        The least sizes of a call that each pipeline runs, padded to its own.
     grow
         Makes further ones; there is none where the bundle was loaded from a folder.
     files
@@ -73,12 +76,14 @@ class Bundle:
         self,
         shapes: DynamicShapes,
         pipelines: Mapping[tuple[int, ...], Pipeline],
+        least: Mapping[tuple[int, ...], Sizes],
         grow: Grow | None = None,
         files: Mapping[Path, FileMark | None] | None = None,
     ) -> None:
         self.shapes = shapes
         self.pipelines = dict(pipelines)
-        self._grow = grow
+        self.least = dict(least)
+        self.grow = grow
         self.files = dict(files or {})
         self._growing = threading.Lock()
 
@@ -99,7 +104,7 @@ class Bundle:
         """
         key = tuple(sizes.get(name, 0) for name in self.shapes.sizes)
         if key not in self.pipelines:
-            if self._grow is None:
+            if self.grow is None:
                 known = "; ".join(sizes_text(each) for each in self.sizes())
                 raise InputError(
                     f"there is no program for {sizes_text(sizes)}; those there are: {known}. Build "
@@ -107,25 +112,32 @@ class Bundle:
                 )
             with self._growing:
                 if key not in self.pipelines:
-                    self.pipelines[key] = self._grow(sizes)
+                    pipeline, self.least[key] = self.grow(
+                        dict(zip(self.shapes.sizes, key, strict=True))
+                    )
+                    self.pipelines[key] = pipeline
         return self.pipelines[key]
 
     def fitting(self, sizes: Sizes) -> Sizes:
         """The sizes of the pipeline that runs a call: those it is padded to, or larger ones.
 
-        Larger ones only where there is no pipeline for these, and none can be made.
+        Larger ones only where there is no pipeline for these, and none can be made; the call's own
+        where the model does otherwise for these than for those. Raises the errors of `at`.
         """
         made = self.shapes.rounded(sizes)
-        if self._grow is not None or tuple(made.values()) in self.pipelines:
+        if self.grow is not None:
+            self.at(**made)
+        if self._runs(sizes, made):
             return made
-        larger = (each for each in self.sizes() if self._runs(sizes, each))
-        return min(larger, key=lambda other: math.prod(other.values()), default=made)
+        fitting = (each for each in self.sizes() if self._runs(sizes, each))
+        otherwise = sizes if tuple(made.values()) in self.pipelines else made
+        return min(fitting, key=lambda other: math.prod(other.values()), default=otherwise)
 
     def _runs(self, sizes: Sizes, made: Sizes) -> bool:
-        """Whether a call can be padded to these sizes."""
-        rules = self.shapes.sizes
-        return all(
-            size <= made[name] if rules[name].padding else size == made[name]
+        """Whether there is a pipeline for these sizes that a call can be padded to."""
+        rules, least = self.shapes.sizes, self.least.get(tuple(made.values()))
+        return least is not None and all(
+            least[name] <= size <= made[name] if rules[name].padding else size == made[name]
             for name, size in sizes.items()
         )
 
@@ -159,12 +171,15 @@ class Bundle:
         PipelineError where another thing than a bundle is at ``path``, or what this one reads its
         weights from, and the errors of `Pipeline.save`.
         """
-        now = Bundle(self.shapes, self.pipelines)
+        now = Bundle(self.shapes, self.pipelines, self.least)
         now.check()
         path = Path(path).resolve()  # The folder that a link names, not the link, is replaced.
         _check_place(path, now.pipelines.values())
         temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
-        members = [BundleMember(f"{sizes_text(s)}.pipeline.json", s) for s in now.sizes()]
+        members = [
+            BundleMember(f"{sizes_text(sizes)}.pipeline.json", sizes, now.least[key])
+            for key, sizes in zip(now.pipelines, now.sizes(), strict=True)
+        ]
         try:
             temporary.mkdir()
             contents = StoredContents(temporary / "bundle")
@@ -206,7 +221,8 @@ class Bundle:
             raise broken("bundle", f"{path / INDEX} names two pipelines for the same sizes")
         for pipeline in pipelines.values():
             files.update((file, _mark(file)) for file in _parameter_files(pipeline))
-        made = cls(index.shapes, pipelines, files=files)
+        least = {key: each.least for key, each in zip(pipelines, index.members, strict=True)}
+        made = cls(index.shapes, pipelines, least, files=files)
         made.check_unchanged()
         for sizes, pipeline in zip(made.sizes(), pipelines.values(), strict=True):
             _check_alike(made.shapes, sizes, pipeline, made.first)
@@ -297,12 +313,13 @@ def _check_index(index: BundleIndex, path: Path) -> None:
     for member in index.members:
         if Path(member.file).name != member.file or not member.file.endswith(".json"):
             raise broken("bundle", f"{path} names {member.file!r}, which is no file beside it")
-        if member.sizes.keys() != index.shapes.sizes.keys() or min(member.sizes.values()) < 1:
-            raise broken(
-                "bundle",
-                f"{path}: {member.file} has {sizes_text(member.sizes)}; expected are numbers from "
-                f"1 up for {', '.join(index.shapes.sizes)}",
-            )
+        for sizes in (member.sizes, member.least):
+            if sizes.keys() != index.shapes.sizes.keys() or min(sizes.values()) < 1:
+                raise broken(
+                    "bundle",
+                    f"{path}: {member.file} has {sizes_text(sizes)}; expected are numbers from 1 "
+                    f"up for {', '.join(index.shapes.sizes)}",
+                )
 
 
 def _check_alike(shapes: DynamicShapes, sizes: Sizes, pipeline: Pipeline, first: Pipeline) -> None:

@@ -12,7 +12,8 @@ before the file that names them.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -21,6 +22,7 @@ import msgspec
 import torch
 
 from shardwright.atomic import read_whole, replacing
+from shardwright.errors import InputError
 from shardwright.ir import IRGraph
 from shardwright.pipeline import serialize
 from shardwright.pipeline.check import check, check_rules
@@ -28,17 +30,29 @@ from shardwright.pipeline.connections import Connections, connect
 from shardwright.pipeline.forms import normalize, to_plain
 from shardwright.pipeline.paramfiles import format_for, write_paramfile
 from shardwright.pipeline.rules import broken
-from shardwright.pipeline.schema import Document, ParamfileFormat, ParamValue, TensorInfo
+from shardwright.pipeline.schema import (
+    BatchRows,
+    Document,
+    ParamfileFormat,
+    ParamValue,
+    TensorInfo,
+)
 from shardwright.pipeline.text import format_pipeline
 from shardwright.pipeline.weights import Weights
 
 
 class Origin(NamedTuple):
-    """What a pipeline was built from: a graph, and the plan of it."""
+    """What a pipeline was built from: a graph, and the plan of it.
+
+    ``rows`` says from how many rows on the graph may be padded along dimension 0 of some of its
+    inputs, and which dimension of outputs has them. It raises InputError where that would change a
+    result.
+    """
 
     graph: IRGraph
     plan: object
     """A `shardwright.planning.Plan`, which this folder knows nothing of."""
+    rows: Callable[[tuple[str, ...]], tuple[int, dict[str, int]]]
 
 
 class Pipeline(Document, dict=True):
@@ -111,6 +125,8 @@ class Pipeline(Document, dict=True):
         ones. Raises WeightError, and PipelineError, also if a plain file would not mean the same.
         """
         check(self)
+        if not plain:
+            self.metadata = msgspec.structs.replace(self.metadata, rows=self.batches())
         path = Path(path)
         if not path.parent.is_dir():
             raise broken("file", f"the directory {path.parent} does not exist; make it first")
@@ -138,6 +154,37 @@ class Pipeline(Document, dict=True):
         return tensors
 
     # --- reading the object -----------------------------------------------------------------
+
+    def rows_of(self, inputs: Collection[str]) -> BatchRows:
+        """What a call with fewer rows of these inputs, along dimension 0, needs to know.
+
+        Raises InputError where such a call would get another result, or where nothing is known.
+        """
+        for rows in self.metadata.rows:
+            if {*inputs} == {*rows.inputs}:
+                return rows
+        if self.origin is not None:
+            names = tuple(sorted(inputs))
+            least, outputs = self.origin.rows(names)
+            return BatchRows(names, outputs, least)
+        known = " or ".join(", ".join(rows.inputs) for rows in self.metadata.rows)
+        raise InputError(
+            f"the file does not say that the rows of {', '.join(sorted(inputs))} are independent "
+            f"(metadata.rows){f', but those of {known}' if known else ''}"
+        )
+
+    def batches(self) -> tuple[BatchRows, ...]:
+        """What is known of the inputs of one first size, for each size."""
+        if self.metadata.rows or self.origin is None or self.training is not None:
+            return self.metadata.rows
+        inputs = self.metadata.tensors.inputs
+        sizes = dict.fromkeys(whole.shape[0] for whole in inputs.values() if whole.shape)
+        found = []
+        for size in sizes:
+            with suppress(InputError):
+                batched = [name for name, whole in inputs.items() if whole.shape[:1] == (size,)]
+                found.append(self.rows_of(batched))
+        return tuple(found)
 
     @property
     def connections(self) -> Connections:

@@ -195,21 +195,23 @@ class Structure(Struct, forbid_unknown_fields=True):
     outputs: Tree
 
 
-class BatchRows(Struct, frozen=True, forbid_unknown_fields=True):
+class BatchRows(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Inputs whose dimension 0 is the batch, and which dimension of outputs has its rows.
 
-    Each row of an output is made from the same row of these inputs alone, so that a call may have
-    fewer. Outputs that are not named have no rows.
+    Each row of an output is made from the same row of these inputs alone, and is the same in a call
+    of fewer rows, down to ``least``. Outputs that are not named have no rows.
     """
 
     inputs: tuple[str, ...]
     outputs: dict[str, Natural]
+    # optional keys
+    least: int = 1
 
 
 class Metadata(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """What the Generator needs to cut whole inputs and to join outputs; runners do not read it.
 
-    ``rows`` stands in lowered files, whose kernel calls do not tell what they do with rows.
+    ``rows`` is found out about the model when it is captured: tasks do not tell it.
     """
 
     tensors: MetadataTensors

@@ -8,7 +8,7 @@
 It checks the pipeline, loads it onto its device slots once and keeps it there between calls. Calls
 take what the original model takes and give what it gives; several may be under way at once, and
 finish in the order they began. A call may have fewer rows than the pipeline was captured with where
-its operators keep rows apart (`row_padding`). Of a `Bundle` each call runs the pipeline for its
+the model keeps rows apart (`Pipeline.rows_of`). Of a `Bundle` each call runs the pipeline for its
 sizes; all of them are on the same slots, and share their constants.
 """
 
@@ -24,14 +24,11 @@ import torch
 from torch import Tensor
 
 from shardwright.engine.program import is_training
-from shardwright.errors import InputError, PipelineError, RunError, WeightError
-from shardwright.ir.dynamic import DynamicShapes, Sizes, sizes_text
+from shardwright.errors import InputError, RunError, WeightError
 from shardwright.launch.backend import Finish
 from shardwright.launch.protocol import EngineOptions
 from shardwright.pipeline import Bundle, Pipeline
 from shardwright.pipeline.bundle import is_bundle
-from shardwright.pipeline.rules import broken
-from shardwright.planning.row_dims import row_dims as followed
 from shardwright.runtime.driver import Driver, LoadedProgram, Start, checked
 
 
@@ -85,11 +82,8 @@ class Runner(Driver):
                 "TrainingRunner in Python"
             )
         sizes = next(self._bundle.sizes()) if self._bundle is not None else {}
-        if self._bundle is not None:
-            check_padding(self._read, self._bundle.shapes, sizes)
         backend = start(prepared, EngineOptions(threads, trace), timeout)
         super().__init__(prepared, start, backend, in_flight or 2 * len(prepared.devices))
-        self._row_dims: dict[frozenset[str], dict[str, int]] = {}
         if self._bundle is not None:
             self._loaded[tuple(sizes.values())] = LoadedProgram(0, self._generator, self._bundle)
             try:
@@ -124,9 +118,7 @@ class Runner(Driver):
         made = bundle.fitting(sizes)
 
         def read() -> Pipeline:
-            pipeline = checked(bundle.at(**made), self._start.modules, weights=False)
-            check_padding(pipeline, shapes, made)
-            return pipeline
+            return checked(bundle.at(**made), self._start.modules, weights=False)
 
         number, generator, _ = self._program(
             tuple(made.values()), read, bundle, bundle.check_unchanged
@@ -143,19 +135,19 @@ class Runner(Driver):
         generator, batch = self._generator, short_batch(self._read, whole)
         if batch is None:
             return whole, generator.join
-        if batch.inputs not in self._row_dims:
-            try:
-                self._row_dims[batch.inputs] = row_dims(self._read, batch)
-            except InputError as error:
-                raise InputError(
-                    f"the call has {batch.rows} rows, the pipeline takes {batch.size}, and cannot "
-                    f"be padded: {error}; shapes are static, so give {batch.size} rows, or build "
-                    "a pipeline for this shape"
-                ) from None
-        dims = self._row_dims[batch.inputs]
+        try:
+            rows = self._read.rows_of(batch.inputs)
+            if batch.rows < rows.least:
+                raise InputError(f"the model does otherwise with fewer than {rows.least}")
+        except InputError as error:
+            raise InputError(
+                f"the call has {batch.rows} rows, the pipeline takes {batch.size}, and cannot "
+                f"be padded: {error}; shapes are static, so give {batch.size} rows, or build "
+                "a pipeline for this shape"
+            ) from None
 
         def join(outputs: dict[str, Tensor]) -> Any:
-            return generator.fold(batch.cut(generator.join_named(outputs), dims))
+            return generator.fold(batch.cut(generator.join_named(outputs), rows.outputs))
 
         return batch.pad(whole), join
 
@@ -204,9 +196,6 @@ def _arguments(item: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
 
 # --- fewer rows -----------------------------------------------------------------------------------
 #
-# Where one mixes rows, or has no annotation, the call is refused, and the operator named. A lowered
-# file says it itself: it was followed when the file was lowered.
-#
 # Rows that pad are copies of the last one, so that indices are valid and nothing is infinite that
 # was not; they change no other row, and nobody sees them.
 
@@ -249,59 +238,3 @@ def short_batch(pipeline: Pipeline, whole: Mapping[str, Tensor]) -> ShortBatch |
     if not found or not size or not 0 < found[0] < size[0]:
         return None
     return ShortBatch(found[0], size[0], frozenset(other))
-
-
-def row_dims(pipeline: Pipeline, batch: ShortBatch) -> dict[str, int]:
-    """Along which dimension each output has the rows of the inputs that a call cuts short.
-
-    Raises InputError where something mixes the rows, or a lowered file does not say that nothing
-    does.
-    """
-    dims = _row_dims(pipeline, batch)
-    for name, dim in dims.items():
-        found = pipeline.metadata.tensors.outputs[name].shape[dim]
-        if found % batch.size:
-            raise InputError(
-                f"the file makes {found} rows of {name!r}, which is no multiple of {batch.size}"
-            )
-    return dims
-
-
-def _row_dims(pipeline: Pipeline, batch: ShortBatch) -> dict[str, int]:
-    said = pipeline.metadata.rows
-    if not said or all(task.kind != "dfg" for task in pipeline.supertasks.values()):
-        return followed(pipeline, dict.fromkeys(batch.inputs, 0), batch.size)
-    for rows in said:
-        if batch.inputs == {*rows.inputs}:
-            return rows.outputs
-    raise InputError(
-        f"the inputs with fewer rows are {', '.join(sorted(batch.inputs))}, those whose rows are "
-        f"independent {' or '.join(', '.join(rows.inputs) for rows in said)}"
-    )
-
-
-def check_padding(pipeline: Pipeline, shapes: DynamicShapes, sizes: Sizes) -> None:
-    """Raise PipelineError where a bundle pads along rows that a pipeline of its files mixes.
-
-    A lowered pipeline does not tell; its index says it.
-    """
-    if any(task.kind == "dfg" for task in pipeline.supertasks.values()):
-        return
-    for name, size in shapes.sizes.items():
-        if size.padding != "rows" or sizes[name] == 1:
-            continue
-        try:
-            dims = {tensor: dim for tensor, (dim,) in size.inputs.items()}
-            found = {n: (dim,) for n, dim in followed(pipeline, dims, sizes[name]).items()}
-        except (InputError, ValueError) as error:
-            raise _wrong_padding(name, sizes, str(error)) from None
-        if found != size.outputs:
-            raise _wrong_padding(name, sizes, "outputs have them in other dimensions")
-
-
-def _wrong_padding(name: str, sizes: Sizes, why: str) -> PipelineError:
-    return broken(
-        "bundle",
-        f"the bundle pads along the {name}, whose rows its pipeline for {sizes_text(sizes)} does "
-        f"not keep apart: {why}; build it again",
-    )

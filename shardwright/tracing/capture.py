@@ -102,7 +102,7 @@ def _captured(
         contents = contents_of(model)
         program = trace_program(flat, tensors)
         graph = TracedGraph(name or type(model).__name__, flat, program, contents).finish(3)
-        graph.training = model.training
+        graph.training, graph.model = model.training, model
     return graph
 
 

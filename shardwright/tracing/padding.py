@@ -1,12 +1,12 @@
-"""How each size of a model's inputs may be padded, tried on the model.
+"""How each size of a model's inputs may be padded.
 
 `PaddingProbe` gives the shapes of `program_set` with how each size is padded, or why it is not.
-`program_set` says which rules there are.
+`program_set` says which rules there are, `sizes` what is found out about the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,7 +18,8 @@ from shardwright.ir.graph import IRGraph
 from shardwright.ir.operators import is_random
 from shardwright.ir.structure import leaves
 from shardwright.ir.tensor_meta import torch_dtype
-from shardwright.ops.independence import Annotations, Rows, follow_rows
+from shardwright.ops.independence import RowFlow
+from shardwright.tracing.sizes import SizeTrace, own_sizes, trace_sizes
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -31,15 +32,16 @@ OF_HALVES = 2e-2
 class PaddingProbe:
     """Finds how each size of a model may be padded; ``run`` gives the shapes with that.
 
-    ``capture`` gives the graph for sizes; all that were captured are kept. ``trial`` is what the
-    model is tried on: the example with at least two of each size.
+    ``capture`` gives the graph for sizes; all that were captured are kept. ``whole`` are the
+    sizes that a padding is tried on: the example's, at least two of each.
     """
 
     capture: Callable[[DynamicShapes, Sizes], IRGraph]
     shapes: DynamicShapes
     example: Tensors
     graphs: dict[tuple[int, ...], IRGraph] = field(default_factory=dict)
-    trial: Tensors = field(init=False)
+    whole: Sizes = field(init=False)
+    _trial: Tensors | None = None
 
     @property
     def sizes(self) -> Sizes:
@@ -51,13 +53,15 @@ class PaddingProbe:
 
     def run(self) -> DynamicShapes:
         """The shapes with how each size is padded. Raises CaptureError."""
-        several = {name: max(2, size) for name, size in self.sizes.items()}
-        graph = self.graph(several)
-        self.trial = self._distinct(graph, resized(self.example, self.shapes, several))
-        found = {
-            name: self._probed(name, size, graph, several[name])
-            for name, size in self.shapes.sizes.items()
-        }
+        self.whole = {name: max(2, size) for name, size in self.sizes.items()}
+        graph = self.graph(self.whole)
+        traces, reasons = traced_sizes(graph, self.shapes)
+        found = {}
+        for name, size in self.shapes.sizes.items():
+            if name in traces:
+                found[name] = self._probed(name, size, graph, traces[name])
+            else:
+                found[name] = DynamicSize(size.inputs, reason=reasons[name], buckets=size.buckets)
         return DynamicShapes(found, self.shapes.masks)
 
     def graph(self, sizes: Sizes) -> IRGraph:
@@ -65,6 +69,17 @@ class PaddingProbe:
         if key_of(sizes) not in self.graphs:
             self.graphs[key_of(sizes)] = self.capture(self.shapes, sizes)
         return self.graphs[key_of(sizes)]
+
+    @property
+    def trial(self) -> Tensors:
+        """What a padding is tried on: the example, at least two of each size, all of it differing.
+
+        What is the same all along a size has other contents, but for masks.
+        """
+        if self._trial is None:
+            tensors = resized(self.example, self.shapes, self.whole)
+            self._trial = self._distinct(self.graph(self.whole), tensors)
+        return self._trial
 
     def _distinct(self, graph: IRGraph, tensors: Tensors) -> Tensors:
         """These, with other contents where one but a mask is the same all along a size."""
@@ -80,14 +95,18 @@ class PaddingProbe:
                 return made
         return tensors
 
-    def _probed(self, name: str, size: DynamicSize, graph: IRGraph, rows: int) -> DynamicSize:
+    def _probed(
+        self, name: str, size: DynamicSize, graph: IRGraph, trace: SizeTrace
+    ) -> DynamicSize:
         """A size with how it is padded, or why it is not."""
-        paddings: tuple[Padding, ...] = ("rows", "mask")
+        padding: Padding
         reasons: list[str] = []
-        for padding in paddings:
+        for padding in ("rows", "mask"):
             try:
-                proved = row_outputs(graph, size, rows) if padding == "rows" else None
-                outputs = self._tried(name, size, padding, proved)
+                if padding == "rows":
+                    outputs = row_outputs(graph, size.inputs, self.whole[name], trace)
+                else:
+                    outputs = self._tried(name, size)
                 return DynamicSize(size.inputs, outputs, padding, buckets=size.buckets)
             except InputError as error:
                 reasons.append(str(error))
@@ -95,45 +114,57 @@ class PaddingProbe:
             size.inputs, reason="; ".join(dict.fromkeys(reasons)), buckets=size.buckets
         )
 
-    def _tried(
-        self,
-        name: str,
-        size: DynamicSize,
-        padding: Padding,
-        proved: dict[str, tuple[int, ...]] | None,
-    ) -> dict[str, tuple[int, ...]]:
+    def _tried(self, name: str, size: DynamicSize) -> dict[str, tuple[int, ...]]:
         """The dimensions of outputs that a part of the example and all of it differ in.
 
-        Raises InputError where their contents differ too, or the dimensions are not those that are
-        ``proved``.
+        Raises InputError where their contents differ too when the part is padded by its mask.
         """
-        if padding == "mask" and not any(mask in size.inputs for mask in self.shapes.masks):
+        if not any(mask in size.inputs for mask in self.shapes.masks):
             raise InputError("no input is a mask of it")
-        whole = {each: max(2, count) for each, count in self.sizes.items()}
-        graph = self.graph(whole)
+        graph = self.graph(self.whole)
         check_runs(graph)
         others = [name for name in size.inputs if name not in self.shapes.masks]
         if others and all(_is_even(self.trial[n], size.inputs[n]) for n in others):
             raise InputError("it was not tried, as the example is the same all along it")
-        tried = DynamicShapes({name: DynamicSize(size.inputs, padding=padding)}, self.shapes.masks)
+        tried = DynamicShapes({name: DynamicSize(size.inputs, padding="mask")}, self.shapes.masks)
         ends: dict[str, tuple[int, ...]] = {}
-        for count in dict.fromkeys((max(1, 2 * whole[name] // 3), 1)):
-            part = {**whole, name: count}
+        for count in dict.fromkeys((max(1, 2 * self.whole[name] // 3), 1)):
+            part = {**self.whole, name: count}
             shorter = self.graph(part)
             check_structure(graph, shorter)
             cut = resized(self.trial, self.shapes, part)
             expected = run_tried(shorter, cut)
-            copies = tried.pad(cut, {name: whole[name]})
+            copies = tried.pad(cut, {name: self.whole[name]})
             found = run_tried(graph, copies)
-            dims = _longer(found, expected, whole[name], count)
+            dims = _longer(found, expected, self.whole[name], count)
             ends = {n: dims[n] for n in graph.output_names}
-            if proved is not None and ends != {n: proved.get(n, ()) for n in ends}:
-                raise InputError("outputs have the rows in other dimensions than annotations say")
             check_equal(found, expected, dims)
-            if padding == "mask":
-                masks = {n: t for n, t in copies.items() if n in self.shapes.masks}
-                check_equal(run_tried(graph, {**self.trial, **masks}), expected, dims)
+            masks = {n: t for n, t in copies.items() if n in self.shapes.masks}
+            check_equal(run_tried(graph, {**self.trial, **masks}), expected, dims)
         return {output: those for output, those in ends.items() if those}
+
+
+def traced_sizes(
+    graph: IRGraph, shapes: DynamicShapes
+) -> tuple[dict[str, SizeTrace], dict[str, str]]:
+    """What the model does with the sizes that may vary together, and why others may not."""
+    dims = {name: size.inputs for name, size in shapes.sizes.items()}
+    try:
+        return trace_sizes(graph, dims), {}
+    except InputError as error:
+        together = str(error)
+    reasons = {}
+    for name in shapes.sizes:
+        try:
+            trace_sizes(graph, {name: dims[name]})
+        except InputError as error:
+            reasons[name] = str(error)
+    left = {name: of for name, of in dims.items() if name not in reasons}
+    try:
+        return trace_sizes(graph, left), reasons
+    except InputError as error:
+        together = str(error)
+    return {}, dict.fromkeys(left, together) | reasons
 
 
 def _is_even(tensor: torch.Tensor, dims: Sequence[int]) -> bool:
@@ -216,20 +247,39 @@ def check_equal(found: Tensors, expected: Tensors, dims: Mapping[str, tuple[int,
             raise InputError(f"the output {name!r} is another one when padded")
 
 
-def row_outputs(graph: IRGraph, size: DynamicSize, rows: int) -> dict[str, tuple[int, ...]]:
-    """The dimension of each output with the rows of a size. Raises InputError where they mix."""
+def row_outputs(
+    graph: IRGraph, inputs: Mapping[str, Sequence[int]], rows: int, trace: SizeTrace
+) -> dict[str, tuple[int, ...]]:
+    """The dimension of each output with the rows that inputs have along theirs.
+
+    Raises InputError where they are mixed, or something depends on how many there are.
+    """
     assert graph.in_structure is not None
-    names = [leaf.name for leaf in leaves(graph.in_structure)]
-    if several := [tensor for tensor, dims in size.inputs.items() if len(dims) > 1]:
+    if several := [name for name, dims in inputs.items() if len(dims) > 1]:
         raise InputError(f"{several[0]!r} has it in several dimensions")
-    given = [Rows(size.inputs[n][0], 0, rows) if n in size.inputs else None for n in names]
-    ends = [*graph.outputs, *graph.updates.values()]
-    found = follow_rows(graph, given, Annotations(graph), ends)
-    for old, changed in zip(graph.updates, found[len(graph.outputs) :], strict=True):
-        if changed is not None:
+    places = zip(leaves(graph.in_structure), graph.inputs, strict=True)
+    given = {value: inputs[leaf.name][0] for leaf, value in places if leaf.name in inputs}
+    flow = RowFlow(graph, rows, trace.ends)
+    found = flow.follow(given, [*graph.outputs, *graph.updates.values()])
+    for old, changed in graph.updates.items():
+        if found.get(changed) is not None:
             raise InputError(f"the buffer {graph.values[old].name!r} is made from all rows")
-    made = zip(graph.output_names, found, strict=False)
-    return {name: (its.dim,) for name, its in made if its is not None}
+    if trace.squared:
+        raise InputError(trace.squared)
+    pairs = zip(graph.output_names, graph.outputs, strict=True)
+    return {name: (dim,) for name, value in pairs if (dim := found.get(value)) is not None}
+
+
+def padded_rows(graph: IRGraph, inputs: Collection[str]) -> tuple[int, dict[str, int]]:
+    """From how many rows on a graph may be padded along dimension 0 of inputs; `row_outputs`.
+
+    Raises InputError where it may not.
+    """
+    dims = dict.fromkeys(inputs, (0,))
+    rows = own_sizes(graph, {"rows": dims})["rows"]
+    trace = trace_sizes(graph, {"rows": dims})["rows"]
+    outputs = row_outputs(graph, dims, rows, trace)
+    return trace.least, {name: dim for name, (dim,) in outputs.items()}
 
 
 def resized(tensors: Tensors, shapes: DynamicShapes, sizes: Sizes) -> dict[str, torch.Tensor]:

@@ -10,14 +10,14 @@ rows
     Dimension annotations say that every operator keeps the rows of this dimension apart, and no
     buffer is made from them.
 mask
-    An input with ``mask`` in its name has this dimension.
+    An input with ``mask`` in its name has this dimension. It was tried: the model was run on parts
+    of the example, one of size 1 among them, and on each part padded to all of it, twice, with
+    other content in what the mask leaves out. Outputs and changed buffers are the same where both
+    have some. So is each further graph, against the first. Inputs that are the same all along a
+    size get other contents for that: copies of theirs would pad without a difference.
 
-Either was tried: the model was run on parts of the example, one of size 1 among them, and on each
-part padded to all of it, of a mask twice, with other content in what it leaves out. Outputs and
-changed buffers are the same where both have some; a model that computes with the number of its rows
-gives others. So is each further graph, against the first. Any other size has a graph of its own.
-Inputs that are the same all along a size get other contents for that: copies of theirs would pad
-without a difference.
+For both, the model makes the same calls for the size of the call as for the one that it is padded
+to, and does not compute with it (`sizes`). Any other call has a graph of its own sizes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from shardwright.ir.dynamic import (
     DynamicShapes,
     DynamicSize,
     Sizes,
+    fits,
     sizes_text,
 )
 from shardwright.ir.graph import IRGraph
@@ -57,6 +58,7 @@ from shardwright.tracing.padding import (
     run_named,
     shapes_of,
 )
+from shardwright.tracing.sizes import trace_sizes
 
 Dynamic = Mapping[str, Mapping[int, Any] | Sequence[Any]] | Sequence[Any]
 """Names of sizes by input and dimension; or other calls, the sizes that differ in them varying."""
@@ -73,6 +75,8 @@ class ProgramSet:
         Which sizes vary, and how they are padded.
     graphs
         By the sizes, in the order of ``shapes.sizes``.
+    least
+        The sizes of the calls that each graph runs: from these up to its own.
     first
         The graph that a plan is made for; its sizes are the example's, rounded up.
     """
@@ -98,11 +102,12 @@ class ProgramSet:
         )
         probe = PaddingProbe(self._captured, named, self._example)
         self.shapes = probe.run()
-        self._trial = probe.trial
-        self._asked = probe.sizes
-        self._made = made = self.shapes.rounded(self._asked)
+        self._probe = probe
+        self._made = made = self.shapes.rounded(probe.sizes)
         self.first = probe.graph(made)
-        self.graphs: dict[tuple[int, ...], IRGraph] = {key_of(made): self.first}
+        self.graphs: dict[tuple[int, ...], IRGraph] = {}
+        self.least: dict[tuple[int, ...], Sizes] = {}
+        self._keep(key_of(made), self.first)
 
     @property
     def name(self) -> str:
@@ -123,6 +128,9 @@ class ProgramSet:
         sizes = self.shapes.of(shapes_of(tensors))
         made = self.shapes.rounded(sizes)
         graph = self.at(**made)
+        if not fits(sizes, self.least[key_of(made)]):
+            made = sizes
+            graph = self.at(**made)
         outputs = self.shapes.cut(run_named(graph, self.shapes.pad(tensors, made)), sizes, made)
         assert graph.out_structure is not None
         return rebuild(graph.out_structure, [*outputs.values()])
@@ -142,27 +150,31 @@ class ProgramSet:
         _check_same_model(graph, self.first)
         sizes = dict(zip(self.shapes.sizes, key, strict=True))
         try:
-            self._check_padding(graph, sizes)
-        except InputError as error:
-            raise CaptureError(
-                f"for {sizes_text(sizes)} the model does not keep apart what it keeps apart for "
-                f"the sizes of the example: {error}; capture these sizes by themselves"
-            ) from None
+            self.least[key] = self._least(graph, sizes)
+        except InputError:
+            self.least[key] = sizes
         self.graphs[key] = share_names(graph, self.first)
 
-    def _check_padding(self, graph: IRGraph, sizes: Sizes) -> None:
-        """Raise InputError where a graph cannot be padded as the first can."""
-        rules = self.shapes.sizes
+    def _least(self, graph: IRGraph, sizes: Sizes) -> Sizes:
+        """The least sizes that are padded to a graph's. Raises InputError where none are."""
+        rules = {name: size for name, size in self.shapes.sizes.items() if size.padding}
+        traces = trace_sizes(graph, {name: size.inputs for name, size in rules.items()})
         for name, size in rules.items():
-            if size.padding != "rows" or sizes[name] == 1:
+            if size.padding == "mask" or sizes[name] == 1:
                 continue
-            if row_outputs(graph, size, sizes[name]) != size.outputs:
+            if size.outputs != row_outputs(graph, size.inputs, sizes[name], traces[name]):
                 raise InputError(f"the rows of {name} are in other dimensions of outputs")
-        exact = [name for name, size in rules.items() if size.padding is None]
-        if any(sizes[n] != self._made[n] for n in exact) or len(exact) == len(rules):
+        if any(size.padding == "mask" for size in rules.values()):
+            self._check_mask(graph, sizes)
+        return sizes | {name: trace.least for name, trace in traces.items()}
+
+    def _check_mask(self, graph: IRGraph, sizes: Sizes) -> None:
+        """Raise InputError where a graph, padded by masks, gives not what the first one does."""
+        exact = [name for name, size in self.shapes.sizes.items() if size.padding is None]
+        if graph is self.first or any(sizes[n] != self._made[n] for n in exact):
             return  # Nothing that was captured has the same sizes, but for those that are padded.
-        asked = {name: min(sizes[name], self._asked[name]) for name in sizes}
-        call = resized(self._trial, self.shapes, asked)
+        asked = {name: min(sizes[name], own) for name, own in self._probe.sizes.items()}
+        call = resized(self._probe.trial, self.shapes, asked)
         found, expected = (
             self.shapes.cut(run_named(each, self.shapes.pad(call, made)), asked, made)
             for each, made in ((graph, sizes), (self.first, self._made))

@@ -59,7 +59,7 @@ from shardwright.tracing.failures import (
 from shardwright.tracing.flat import FlatModel, parts_of, with_parts
 from shardwright.tracing.functions import drop_failed_backwards, traces_functions
 from shardwright.tracing.memory import Owner
-from shardwright.tracing.origins import note_of, refuse_here, take_note
+from shardwright.tracing.origins import line_of_program, note_of, refuse_here, take_note
 
 # What they say is in the CaptureError.
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
@@ -102,14 +102,7 @@ def trace_program(
     Warnings are of the line ``stacklevel`` frames up, 1 being the caller's.
     """
     program, failure = None, ""
-    with ExitStack() as stack:
-        stack.enter_context(one_at_a_time())
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.no_grad())
-        stack.enter_context(model_unchanged(flat.model))
-        stack.enter_context(_quiet())
-        stack.enter_context(traces_functions())
+    with undisturbed(flat.model):
         try:
             program = _traced(flat, tensors)
         except CaptureError as error:
@@ -128,12 +121,26 @@ def trace_program(
     return program
 
 
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """While this thread traces ``model``: no other one does, and the model stays as it is."""
+    with ExitStack() as stack:
+        stack.enter_context(one_at_a_time())
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+        stack.enter_context(model_unchanged(model))
+        stack.enter_context(_quiet())
+        stack.enter_context(traces_functions())
+        yield
+
+
 def _traced(flat: FlatModel, tensors: list[torch.Tensor]) -> TracedProgram:
     _check_buffers(flat.model)
     mode, answers = fake_mode()
     names = _attribute_names(flat.model)
     device = tensors[0].device if tensors else torch.device("cpu")
-    stored = _let_stand_in(flat.model, mode, device)
+    stored = let_stand_in(flat.model, mode, device)
     arguments = [_like(mode, index, tensor) for index, tensor in enumerate(tensors)]
     tracer = _Tracer()
     _trace(tracer, flat.forward, [fake for _, _, fake in stored], arguments, mode)
@@ -158,7 +165,7 @@ def _check_buffers(model: nn.Module) -> None:
         )
 
 
-def _let_stand_in(
+def let_stand_in(
     model: nn.Module, mode: FakeTensorMode, device: torch.device
 ) -> list[tuple[str, Owner, torch.Tensor]]:
     """Put a fake tensor in the place of each parameter and buffer; tied ones are one again.
@@ -271,6 +278,18 @@ def _quiet() -> Iterator[None]:
 # of them compute otherwise. The modes are of a thread; what reads modules and lines is `origins`.
 
 
+@contextmanager
+def on_fakes(mode: FakeTensorMode) -> Iterator[None]:
+    """The modes that a program runs in on fake tensors, as `torch.export` runs it."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
+        stack.enter_context(mode)
+        stack.enter_context(tracing(TracingContext(mode)))
+        stack.enter_context(compiling_here())
+        stack.enter_context(enable_python_dispatcher())
+        yield
+
+
 def _trace(
     tracer: _Tracer,
     function: Callable[..., Sequence[torch.Tensor]],
@@ -285,11 +304,7 @@ def _trace(
     """
     given = [*stored, *arguments]
     with ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
-        stack.enter_context(mode)
-        stack.enter_context(tracing(TracingContext(mode)))
-        stack.enter_context(compiling_here())
-        stack.enter_context(enable_python_dispatcher())
+        stack.enter_context(on_fakes(mode))
         stack.enter_context(PreDispatchTorchFunctionMode(tracer))
         stack.enter_context(_WithoutControlFlow())
         stack.enter_context(ProxyTorchDispatchMode(tracer, "real", pre_dispatch=True))
@@ -373,18 +388,25 @@ class Answers(ShapeEnv):
     """What a `FakeTensorMode` knows of numbers, with answers where contents decide nothing."""
 
     def __init__(self) -> None:
-        super().__init__(tracked_fakes=[])
+        super().__init__(tracked_fakes=[], duck_shape=False)
         self.left_out: set[Source] = set()
+        self.lines: dict[int, Source | None] = {}
+        """Which line asked what became a guard, by the guard's place."""
 
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
         """The value of an expression. Raises GuardOnDataDependentSymNode."""
+        known = len(self.guards)
         try:
-            return super().evaluate_expr(*args, **kwargs)
+            found = super().evaluate_expr(*args, **kwargs)
         except GuardOnDataDependentSymNode:
             answer = self._answer(sys._getframe(1))
             if answer is None:
                 raise
             return answer
+        if len(self.guards) > known:
+            line = line_of_program(sys._getframe(1))
+            self.lines |= dict.fromkeys(range(known, len(self.guards)), line)
+        return found
 
     def _answer(self, asked: FrameType | None) -> bool | None:
         frame = asked

@@ -97,7 +97,7 @@ def test_a_length_is_padded_where_the_mask_leaves_it_out(causal: bool) -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (Pooled(right=False), "mixes the rows; the output 'output' is another one when padded"),
+        (Pooled(right=False), "computes with a size that varies"),
         (Pooled(right=True), ""),
     ],
 )
@@ -144,11 +144,29 @@ def test_a_model_that_computes_with_larger_sizes_alone() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x / max(8, x.shape[0])
 
-    programs = capture(Scaled(), (torch.randn(3, 8),), dynamic={"x": BATCH})
+    model = Scaled()
+    programs = capture(model, (torch.randn(3, 8),), dynamic={"x": BATCH})
     assert padding(programs) == {"batch": "rows"}
-    programs.run(torch.randn(5, 8))
-    with pytest.raises(CaptureError, match=r"for batch=16 .*: the output 'output' is another one"):
-        programs.run(torch.randn(9, 8))
+    for rows in (5, 9, 16):
+        x = torch.randn(rows, 8)
+        assert torch.equal(programs.run(x), model(x))
+    assert [*programs.graphs] == [(4,), (8,), (16,), (9,)]
+
+
+def test_a_branch_on_a_size_divides_what_is_padded() -> None:
+    class Chosen(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (2 if x.shape[0] < 6 else 1)
+
+    model = Chosen()
+    programs = capture(model, (torch.randn(16, 8),), dynamic={"x": BATCH})
+    assert padding(programs) == {"batch": "rows"}
+    for rows in (16, 9, 8, 7, 6, 5, 4, 3, 1):
+        x = torch.randn(rows, 8)
+        assert torch.equal(programs.run(x), model(x)), rows
+    assert programs.least == {(16,): {"batch": 6}, (8,): {"batch": 6}, (5,): {"batch": 1}} | {
+        (size,): {"batch": 1} for size in (4, 1)
+    }
 
 
 def test_dropout_in_train_mode_is_not_padded() -> None:
@@ -250,12 +268,12 @@ def test_example_of_one_row() -> None:
     assert torch.equal(programs.run(torch.ones(1, 8)), model(torch.ones(1, 8)))
 
 
-def test_weights_without_contents_are_not_tried() -> None:
+def test_a_mask_is_not_tried_on_weights_without_contents() -> None:
     with empty_weights():
         model = Attention().eval()
     programs = capture(model, tokens(3, 10), dynamic=TOKENS)
-    assert padding(programs) == {"batch": None, "length": None}
-    assert "weights have no contents" in programs.shapes.sizes["batch"].reason
+    assert padding(programs) == {"batch": "rows", "length": None}
+    assert "weights have no contents" in programs.shapes.sizes["length"].reason
 
 
 def test_text() -> None:
@@ -321,9 +339,11 @@ def test_a_model_that_mixes_rows_of_some_sizes_alone() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x - x.mean(0) if x.shape[0] > 4 else x * 2
 
-    programs = capture(Sometimes(), (torch.randn(3, 8),), dynamic={"x": BATCH})
-    with pytest.raises(CaptureError, match=r"for batch=8 .* not keep apart .*: mean mixes the"):
-        programs.run(torch.randn(5, 8))
+    model = Sometimes()
+    programs = capture(model, (torch.randn(3, 8),), dynamic={"x": BATCH})
+    for rows in (2, 5, 8):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(programs.run(x), model(x))
 
 
 class Scored(nn.Module):
@@ -375,9 +395,18 @@ def test_an_example_that_is_the_same_everywhere(
 
 
 def test_an_example_that_nothing_can_be_tried_on() -> None:
-    model = nn.Embedding(1, 8)
-    programs = capture(model, (torch.zeros(4, dtype=torch.int64),), dynamic={"input": BATCH})
-    assert "the same all along it" in programs.shapes.sizes["batch"].reason
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(1, 8)
+
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            return (self.embed(ids) * mask[..., None]).cumsum(1)
+
+    args = (torch.zeros(2, 4, dtype=torch.int64), torch.ones(2, 4))
+    sizes = {"ids": {1: "length"}, "mask": {1: "length"}}
+    programs = capture(Masked(), args, dynamic=sizes)
+    assert "the same all along it" in programs.shapes.sizes["length"].reason
 
 
 class Varied(nn.Module):
@@ -410,11 +439,11 @@ class Varied(nn.Module):
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ("of zeros", "is another one when padded"),
-        ("counter", "'buffer seen' is another one"),
-        ("number", "other Python values"),
-        ("one row", "more dimensions for 4 than for 1"),
-        ("other of one row", "is another one when padded"),
+        ("of zeros", "computes with a size"),
+        ("counter", "computes with a size"),
+        ("number", "torch.SymInt"),
+        ("one row", ""),
+        ("other of one row", ""),
         ("empty", ""),
     ],
 )
