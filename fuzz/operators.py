@@ -26,9 +26,27 @@ PAIRED = (
 )  # fmt: skip
 
 
+SIZED = (
+    "{x} / {n}", "{x} * (2 if {n} < {least} else 1)", "{x} * (2 if {n} % 2 else 1)",
+    "{x} * float(len({x}))", "{x} + torch.ones({n}, dtype={x}.dtype).sum()",
+    "{x} + torch.zeros({n}, dtype={x}.dtype).{along}", "{x} - torch.tensor({n})",
+    "{x} + 0.1 * torch.arange({n}).{along}", "{x} + 0.1 * torch.arange({n}).flip(0).{along}",
+    "{x} * torch.linspace(0, 1, {n}, dtype={x}.dtype).{along}", "{x}[: {n}].view({x}.shape)",
+    "{x} + {x}.new_full(({n},), 0.3).{along}.expand({x}.shape)", "{x} * {n} / (1 + {n})",
+)  # fmt: skip
+
+
 def pointwise(d: Draft, x: Var) -> None:
     """An elementwise operator of one tensor."""
     d.let(d.pick(POINTWISE).format(x=x.name), x.batched)
+
+
+def sized(d: Draft, x: Var) -> None:
+    """Something that is made from the number of rows, or chosen by it."""
+    need(x.batched and x.tensor.is_floating_point())
+    along = f"view(-1{', 1' * (x.tensor.dim() - 1)})"
+    form = d.pick(SIZED).format(x=x.name, n=f"{x.name}.shape[0]", least=d.number(1, 8), along=along)
+    d.let(form, True)
 
 
 def paired(d: Draft, x: Var) -> None:
@@ -268,7 +286,7 @@ def write_of_an_input(d: Draft, x: Var) -> None:
 
 
 OPERATORS = {
-    pointwise: 8, paired: 5, broadcast: 4, view: 9, joined: 4, written: 7, reduction: 6,
+    pointwise: 8, sized: 2, paired: 5, broadcast: 4, view: 9, joined: 4, written: 7, reduction: 6,
     whole_reduction: 2, chosen: 4, integers: 3, product: 4, constant: 2, complex_numbers: 0.7,
     write_of_an_input: 0.2,
 }  # fmt: skip

@@ -127,6 +127,13 @@ def worker_processes(case: Case) -> None:
     verified(pipeline, case, case.tolerance, in_process=False, timeout=30)
 
 
+def fewer_rows(case: Case) -> None:
+    """A pipeline, called with one row and with one fewer than it has: padded, or refused."""
+    pipeline = sw.build(case.graph, sw.plan(case.graph, mesh=case.chance.choice(MESHES)))
+    with sw.Runner(pipeline, in_process=True) as runner:
+        _called_with(case, runner, (1, case.facts["rows"] - 1))
+
+
 def other_sizes(case: Case) -> None:
     """A bundle, called with fewer rows, as many, and more: padded, or by programs of their own."""
     rows, ports = case.facts["rows"], _ports(case)
@@ -136,17 +143,22 @@ def other_sizes(case: Case) -> None:
     programs = sw.capture(model, args, kwargs, dynamic=dynamic)
     bundle = sw.build(programs, sw.plan(programs, mesh=case.chance.choice(MESHES)))
     with sw.Runner(bundle, in_process=True) as runner:
-        reference = case.model()
-        for count in (rows - 1, rows, rows + 1):
-            args, kwargs = pytree.tree_map_only(
-                Tensor, lambda t, count=count: _with_rows(t, rows, count), case.call
-            )
-            try:
-                with torch.no_grad():
-                    expected = reference(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-            except Exception:  # the program is of these rows alone
-                return
-            equal(f"output of {count} rows", runner(*args, **kwargs), expected, case.tolerance)
+        _called_with(case, runner, (1, rows - 1, rows, rows + 1))
+
+
+def _called_with(case: Case, runner: sw.Runner, counts: tuple[int, ...]) -> None:
+    """Call a runner with so many rows each, and hold it to the model."""
+    reference, rows = case.model(), case.facts["rows"]
+    for count in counts:
+        args, kwargs = pytree.tree_map_only(
+            Tensor, lambda t, count=count: _with_rows(t, rows, count), case.call
+        )
+        try:
+            with torch.no_grad():
+                expected = reference(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        except Exception:  # the program is of other rows alone
+            continue
+        equal(f"output of {count} rows", runner(*args, **kwargs), expected, case.tolerance)
 
 
 def _with_rows(tensor: Tensor, rows: int, count: int) -> Tensor:
@@ -325,6 +337,7 @@ WAYS: dict[str, Way] = {
     "dropout": Way(dropped, _draws, 1.0),
     "train on workers": Way(training_processes, _learns, 0.02),
     "other sizes": Way(other_sizes, _any, 0.3),
+    "fewer rows": Way(fewer_rows, _any, 0.5),
 }
 
 

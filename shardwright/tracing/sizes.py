@@ -32,6 +32,7 @@ from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ir.values import IRValue, Source
 from shardwright.ops.independence import Ends
 from shardwright.torch_internals import (
+    FakeTensor,
     FakeTensorMode,
     OpOverload,
     TorchDispatchMode,
@@ -189,6 +190,7 @@ class TensorNote(NamedTuple):
     """A tensor that a call took or gave."""
 
     id: int
+    is_fake: bool
     dtype: torch.dtype
     shape: tuple[Any, ...]
 
@@ -205,9 +207,9 @@ def _at(items: Sequence[Any], numbers: Mapping[sympy.Symbol, sympy.Integer]) -> 
 
 
 def _placed(items: Sequence[Any], places: dict[int, int]) -> list[Any]:
-    """Items, tensors by when they were seen first."""
+    """Items, fake tensors by when they were seen first; others are the same in each run."""
     return [
-        item._replace(id=places[item.id]) if isinstance(item, TensorNote) else item
+        item._replace(id=places[item.id]) if isinstance(item, TensorNote) and item.is_fake else item
         for item in items
     ]
 
@@ -243,11 +245,12 @@ def _traced(
     symbols = {name: _expression(given[name]) for name in varying}
     inputs = _inputs(mode, graph, dims, given)
     device = inputs[0].device if inputs else torch.device("cpu")
-    let_stand_in(flat.model, mode, device)
+    stored = [fake for _, _, fake in let_stand_in(flat.model, mode, device)]
     calls, flow = _CallLog(), _SizeFlow()
+    calls.note("begin", None, (stored, inputs))
     with on_fakes(mode), flow, calls:
         results = flat(*inputs)
-    calls.note("return", results, None)
+    calls.note("end", results, None)
     lines = answers.lines
     guards = [(guard.expr, lines.get(place)) for place, guard in enumerate(answers.guards)]
     return SizeRun(symbols, guards, calls.calls, flat.result, flow)
@@ -329,7 +332,8 @@ def _noted(items: Any) -> Iterator[Any]:
     """What calls are compared by."""
     for item in tree_leaves(items):
         if isinstance(item, torch.Tensor):
-            yield TensorNote(id(item), item.dtype, tuple(map(_expression, item.shape)))
+            shape = tuple(map(_expression, item.shape))
+            yield TensorNote(id(item), isinstance(item, FakeTensor), item.dtype, shape)
         elif isinstance(item, torch.Size):
             yield from map(_expression, item)
         elif isinstance(item, slice):

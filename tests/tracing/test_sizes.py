@@ -20,6 +20,8 @@ class Model(nn.Module):
     def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
         self.function, self.layer = function, nn.Linear(4, 4)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.one, self.two = torch.tensor(1.0), torch.tensor(2.0)
         self.register_buffer("seen", torch.zeros(()))
         self.register_buffer("table", torch.randn(20, 4))
 
@@ -46,6 +48,8 @@ PADDED = {
         lambda m, x: x + (m.layer.bias if x.shape[0] == 1 else m.layer.bias.expand(len(x.T[0]), 4)),
         ROWS,
     ),
+    "two weights": (lambda m, x: (m.first if x.shape[0] == 1 else m.second)(x), 2),
+    "two constants": (lambda m, x: x * (m.one if x.shape[0] == 1 else m.two), 2),
     "squeezed": (lambda m, x: x.squeeze(), 2),
     "token": (
         lambda m, x: torch.cat([m.layer.weight[None].expand(x.shape[0], -1, -1), x[:, None]], 1),
