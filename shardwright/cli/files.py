@@ -16,7 +16,6 @@ from shardwright.cli.options import (
     DrawsTimeline,
     Modules,
     NpuAsCpu,
-    PipelineFile,
     PipelineOrBundle,
     PipelineOutput,
     Target,
@@ -228,7 +227,7 @@ def verify(
 
 
 def simulate(
-    file: PipelineFile,
+    file: PipelineOrBundle,
     cluster: ClusterFile = None,
     calls: Annotated[int, typer.Option(min=1, help="Number of consecutive steps or calls.")] = 1,
     measure: Annotated[
@@ -250,7 +249,10 @@ def simulate(
     trace: TraceFile = None,
     timeline: DrawsTimeline = False,
 ) -> None:
-    """Simulate a pipeline file: time, waits between devices, and memory of each device."""
+    """Simulate a pipeline file: time, waits between devices, and memory of each device.
+
+    Of a bundle's folder it is the first pipeline.
+    """
     if measure and times is not None:
         raise ProfileError("--times takes the place of --measure; leave one of them out")
     if save_times is not None and not measure:
@@ -263,19 +265,19 @@ def simulate(
     from shardwright.costs import Analytic, TaskTimes
     from shardwright.engine.program import is_training
     from shardwright.ir.tensor_meta import seconds_text
-    from shardwright.pipeline import Pipeline
+    from shardwright.pipeline.bundle import first_of
     from shardwright.reporting import TimelineChart, simulated_memory_table, simulation_table
     from shardwright.runtime import profile_tasks
     from shardwright.simulation.simulate import simulate as simulate_pipeline
 
     steps = Steps(Console(stderr=True))
     with steps.step("load"):
-        pipeline = Pipeline.load(file)
+        pipeline = first_of(file)
         machines = Cluster.load(cluster) if cluster else Cluster((tuple(pipeline.devices),))
     costs: Costs | TaskTimes = Analytic(machines.device)
     if measure:
         with steps.step("measure"):
-            costs = profile_tasks(file, threads or 1, modules=tuple(modules or ()))
+            costs = profile_tasks(pipeline, threads or 1, modules=tuple(modules or ()))
         if save_times is not None:
             costs.save(save_times)
     elif times is not None:

@@ -92,7 +92,6 @@ Target = Annotated[
         "step.",
     ),
 ]
-PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="A pipeline file.")]
 PipelineOrBundle = Annotated[
     Path, typer.Argument(metavar="FILE", help="A pipeline file, or a bundle's folder.")
 ]

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import Result
+from torch import nn
 from typer.testing import CliRunner
 
+import shardwright as sw
 from shardwright.cli.app import app
 from shardwright.clusters import Cluster
 from shardwright.costs.tasks import TaskTime, TaskTimes, fingerprint_tasks
@@ -42,6 +45,14 @@ def test_a_step(folder: Path) -> None:
 def test_a_model_on_other_machines(folder: Path) -> None:
     Cluster.of(2, 1).save(folder / "cluster.yaml")
     result = invoke(folder / "model.json", "--cluster", folder / "cluster.yaml")
+    assert result.exit_code == 0, result.output
+    assert "a call takes" in result.output
+
+
+def test_a_bundle_is_its_first_pipeline(folder: Path) -> None:
+    programs = sw.capture(nn.Linear(4, 4), (torch.randn(3, 4),), dynamic={"input": {0: "batch"}})
+    sw.build(programs, sw.plan(programs, devices=1)).save(folder / "bundle")
+    result = invoke(folder / "bundle")
     assert result.exit_code == 0, result.output
     assert "a call takes" in result.output
 
