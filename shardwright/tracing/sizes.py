@@ -398,7 +398,7 @@ def _symbolic(items: Any) -> list[Any]:
 
 def _is_length(number: Any) -> bool:
     """Whether a number is a polynomial of sizes: nothing is rounded."""
-    return isinstance(number, torch.SymInt) and not number.node.expr.atoms(sympy.Function)
+    return isinstance(number, torch.SymInt) and bool(number.node.expr.is_polynomial())
 
 
 def _dims_of(tensor: torch.Tensor) -> dict[sympy.Symbol, list[int]]:
@@ -407,5 +407,6 @@ def _dims_of(tensor: torch.Tensor) -> dict[sympy.Symbol, list[int]]:
     for dim, size in enumerate(tensor.shape):
         for number in _symbolic([size]):
             for symbol in number.node.expr.free_symbols:
-                found[symbol] += [dim] * sympy.degree(number.node.expr, symbol)
+                power = sympy.degree(number.node.expr, symbol) if _is_length(number) else 1
+                found[symbol] += [dim] * power
     return found

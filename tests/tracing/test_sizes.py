@@ -69,6 +69,8 @@ REFUSED = {
         lambda m, x: torch.cat([x[: x.shape[0] // 2], x[x.shape[0] // 2 :]]),
         "computes with a size",
     ),
+    "every other row": (lambda m, x: x[::2], "slice mixes the rows"),
+    "diagonal": (lambda m, x: x.diagonal(), "diagonal .*mix"),
     "even": (lambda m, x: x * (2 if x.shape[0] % 2 == 0 else 1), "asks for the size itself"),
     "int": (lambda m, x: x * (2 if isinstance(x.shape[0], int) else 1), "makes other calls"),
     "ones": (lambda m, x: x * torch.ones(x.shape[0]).sum(), "computes with the number"),
