@@ -17,7 +17,6 @@ units are sharded over the axis, so there must be at least one a slot.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -72,9 +71,6 @@ class SplitPropagation:
     lengths: dict[int, int] = field(default_factory=dict)
     """Units of each region that others have not been merged into."""
     merged: dict[int, int] = field(default_factory=dict)
-    least: int = 1
-    most: int = sys.maxsize - 1
-    """With ``least`` to ``most`` slots everything so far would have gone the same way."""
 
     def __post_init__(self) -> None:
         self.stored_bytes = sum(value.nbytes for value in self.graph.stored() if value.users)
@@ -124,21 +120,7 @@ class SplitPropagation:
         """Whether a node can be split by an identifier with at least a unit for each slot."""
         if identifier not in bound.identifiers:
             return False
-        return self._are_enough(self.units(node, bound, identifier))
-
-    def _are_enough(self, units: int) -> bool:
-        """Whether there is a unit for each slot; nothing else asks how many slots there are."""
-        enough = units >= self.size
-        if enough:
-            self.most = min(self.most, units)
-        else:
-            self.least = max(self.least, units + 1)
-        return enough
-
-    @property
-    def sizes(self) -> range:
-        """The numbers of slots with which everything so far would have gone the same way."""
-        return range(self.least, self.most + 1)
+        return self.units(node, bound, identifier) >= self.size
 
     def _joined(self, node: IRNode, flow: Flow) -> Iterator[int]:
         """The regions whose shards a split takes as they are."""
@@ -220,7 +202,7 @@ class SplitPropagation:
                 if bound_there is None or onward is None:
                     return False
                 units = math.gcd(units, bound_there.length(onward))
-                if not self._are_enough(units):
+                if units < self.size:
                     return False
                 if sum(not self.is_weight(v) for v in reader.inputs) == 1:
                     pending += _shards(reader, bound_there.flow(onward))
@@ -292,7 +274,7 @@ class SplitPropagation:
             if bound is None or identifier is None:
                 continue
             units = math.gcd(self.lengths[wanted.region], bound.length(identifier))
-            if self._are_enough(units):
+            if units >= self.size:
                 flow = bound.flow(identifier)
                 self.lengths[wanted.region] = units
                 self.chosen[node.id] = (identifier, wanted.region)

@@ -140,10 +140,7 @@ def _sparing(split: Callable[[Seed], SplitPropagation]) -> SplitPropagation:
     if spared.whole_bytes() <= allowed:
         return spared
     all_split = split(_columns)
-    chosen = all_split if spared.whole_bytes() - all_split.whole_bytes() > allowed else spared
-    chosen.least = max(spared.least, all_split.least)
-    chosen.most = min(spared.most, all_split.most)
-    return chosen
+    return all_split if spared.whole_bytes() - all_split.whole_bytes() > allowed else spared
 
 
 class Splitter(Protocol):
@@ -177,8 +174,8 @@ class UnfusedProducts:
     """Of the forward with all of them unfused."""
     _made: dict[tuple[int, ...], IRGraph] = field(default_factory=dict)
     """By the positions of those that are unfused."""
-    _kept: dict[str, list[tuple[range, tuple[int, ...]]]] = field(default_factory=dict)
-    """By axis: for these sizes these positions."""
+    _kept: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
+    """By axis and size."""
 
     @cached_property
     def fusions(self) -> Mapping[int, Fusion]:
@@ -202,15 +199,13 @@ class UnfusedProducts:
 
     def _split_by_columns(self, axis: str, size: int) -> tuple[int, ...]:
         """The positions of products all of whose parts are split by columns."""
-        known = self._kept.setdefault(axis, [])
-        for sizes, positions in known:
-            if size in sizes:
-                return positions
-        if self._annotations is None:
-            self._annotations = Annotations(forward_view(self._apart(tuple(self.fusions))))
-        following = SPLITTERS[axis](self._annotations.graph, size, self._annotations)
-        known.append((following.sizes, self._in_columns(following)))
-        return known[-1][1]
+        if (axis, size) not in self._kept:
+            if self._annotations is None:
+                apart = self._apart(tuple(self.fusions))
+                self._annotations = Annotations(forward_view(apart))
+            following = SPLITTERS[axis](self._annotations.graph, size, self._annotations)
+            self._kept[axis, size] = self._in_columns(following)
+        return self._kept[axis, size]
 
     def _in_columns(self, following: SplitPropagation) -> tuple[int, ...]:
         """As `_split_by_columns`, from what an axis does with the graph of all parts."""

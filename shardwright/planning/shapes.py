@@ -119,8 +119,8 @@ class PlacedShapes:
     _forwards: dict[object, Forward] = field(default_factory=dict)
     _mixed: dict[int, bool] = field(default_factory=dict)
     """By number of data shards."""
-    _columns: dict[tuple[int, str], list[tuple[range, list[Choice]]]] = field(default_factory=dict)
-    """By the id of a forward, and an axis: for these sizes these splits."""
+    _columns: dict[tuple[int, str, int], list[Choice]] = field(default_factory=dict)
+    """By the id of a forward, an axis and its size."""
     _annotations: dict[int, Annotations] = field(default_factory=dict)
     _placed: dict[object, PlacedCosts] = field(default_factory=dict)
 
@@ -211,15 +211,13 @@ class PlacedShapes:
         return rows, ()
 
     def _column(self, source: Forward, axis: str, size: int) -> list[Choice]:
-        """What an axis splits of each node; found anew only where its size makes a difference."""
-        known = self._columns.setdefault((id(source), axis), [])
-        found = next((column for sizes, column in known if size in sizes), None)
-        if found is None:
+        """What an axis splits of each node. Raises PlanError where that is nothing."""
+        key = id(source), axis, size
+        if key not in self._columns:
             if id(source) not in self._annotations:
                 self._annotations[id(source)] = Annotations(source.view)
             following = SPLITTERS[axis](source.view, size, self._annotations[id(source)])
-            found = following.splits()
-            known.append((following.sizes, found))
-        if not any(found):
+            self._columns[key] = following.splits()
+        if not any(self._columns[key]):
             raise PlanError(f"the mesh axis {axis!r} of {size} slots splits nothing of the graph")
-        return found
+        return self._columns[key]

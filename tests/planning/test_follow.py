@@ -55,19 +55,6 @@ def test_a_region_with_fewer_units_than_slots_ends():
     assert following.splits() == [Split("n"), None]
 
 
-def test_sizes_say_with_how_many_slots_splits_are_the_same():
-    builder = Builder()
-    y = linear(builder, builder.input("x", (6, 8), "f64"), "up", 32)
-    graph = builder.finish(builder.call("aten.view.default", y, [6, 4, 8]))
-    found = {size: follow(graph, size, seeds=[at(LINEAR, "n")]) for size in range(1, 40)}
-    assert found[2].sizes == range(1, 5)
-    assert found[5].sizes == range(5, 33)
-    for size, following in found.items():
-        assert size in following.sizes
-        alike = [other for other in found if other in following.sizes]
-        assert all(found[other].splits() == following.splits() for other in alike)
-
-
 def test_shards_that_meet_are_cut_alike():
     builder = Builder()
     x = builder.input("x", (6, 8), "f64")
