@@ -15,12 +15,12 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 
 from shardwright.codegenerate.splitting.collectives import is_collective
 from shardwright.codegenerate.writing.layers import TorchLayer, find_layer
 from shardwright.codegenerate.writing.modules import Module, ModuleTree, is_under
 from shardwright.ir import IRGraph, IRNode, Scope
-from shardwright.ir.aliasing import memory_roots
 from shardwright.ir.operators import is_random
 
 
@@ -53,10 +53,12 @@ def arranged(
     calls: dict[Module, list[ModuleCall]] = {}
     while True:
         items = _items(tree, module, nodes, dissolved, find_layer, calls)
-        ordered, stuck = _ordered(nodes, items)
-        if not stuck:
-            return ordered
-        dissolved |= _not_together(nodes, [item for item in stuck if isinstance(item, ModuleCall)])
+        try:
+            return _ordered(nodes, items)
+        except CycleError as error:
+            circle = (items[at] for at in error.args[1])
+            calls_in_it = [item for item in circle if isinstance(item, ModuleCall)]
+            dissolved |= _not_together(nodes, calls_in_it)
 
 
 def _items(
@@ -106,40 +108,25 @@ def _same_layer(one: TorchLayer, other: TorchLayer | None) -> bool:
 # --- order ----------------------------------------------------------------------------------------
 
 
-def _ordered(nodes: Sequence[IRNode], items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
-    """The items in order, and those that wait for one another in a circle."""
+def _ordered(nodes: Sequence[IRNode], items: Sequence[Item]) -> list[Item]:
+    """The items in order. Raises CycleError where some wait for one another in a circle."""
     position = {node.id: at for at, node in enumerate(nodes)}
     group = {node.id: at for at, item in enumerate(items) for node in nodes_of(item)}
     first = [min(position[node.id] for node in nodes_of(item)) for item in items]
-    after: list[set[int]] = [set() for _ in items]
+    sorter = TopologicalSorter[int](dict.fromkeys(range(len(items)), ()))
     for one, other in _dependencies(nodes):
         if group[one] != group[other]:
-            after[group[one]].add(group[other])
-    waits = [0] * len(items)
-    for readers in after:
-        for reader in readers:
-            waits[reader] += 1
-    ready = [(first[at], at) for at, count in enumerate(waits) if not count]
-    heapq.heapify(ready)
+            sorter.add(group[other], group[one])
+    sorter.prepare()
+    ready: list[tuple[int, int]] = []
     ordered: list[Item] = []
-    while ready:
+    while sorter.is_active():
+        for at in sorter.get_ready():
+            heapq.heappush(ready, (first[at], at))
         _, at = heapq.heappop(ready)
         ordered.append(items[at])
-        for reader in after[at]:
-            waits[reader] -= 1
-            if not waits[reader]:
-                heapq.heappush(ready, (first[reader], reader))
-    return ordered, [items[at] for at in _in_circles(after, waits)]
-
-
-def _in_circles(after: Sequence[set[int]], waits: Sequence[int]) -> list[int]:
-    """Of the items that still wait, those that others that wait need."""
-    left = {at for at, count in enumerate(waits) if count}
-    while True:
-        last = {at for at in left if not after[at] & left}
-        if not last:
-            return sorted(left)
-        left -= last
+        sorter.done(at)
+    return ordered
 
 
 def _dependencies(nodes: Sequence[IRNode]) -> Iterable[tuple[int, int]]:
@@ -215,23 +202,6 @@ class Calls:
     def written(self) -> set[int]:
         """Buffers that forwards change, those of layers left out."""
         return {old for updates in self.updates.values() for old in updates}
-
-    @cached_property
-    def outliving(self) -> frozenset[int]:
-        """Buffers whose old contents are seen, as they are or in views, after they change."""
-        roots = memory_roots(self.graph) if self.graph.updates else {}
-        views: dict[int, list[int]] = {}
-        for value_id, below in roots.items():
-            for old in below & self.graph.updates.keys():
-                views.setdefault(old, []).append(value_id)
-        left = {*self.graph.outputs, *self.graph.updates.values()}
-        return frozenset(
-            old
-            for module, updates in self.updates.items()
-            for old in updates
-            for view in views[old]
-            if view in left or self.is_read_outside(module, view)
-        )
 
     def is_read_outside(self, module: Module, value_id: int) -> bool:
         """Whether anything outside the forward of ``module`` reads a value."""

@@ -77,23 +77,14 @@ class ModuleForward:
         returned = self.graph.outputs if not self.module.path else []
         for value_id in dict.fromkeys([*self._read, *self.updates, *returned]):
             for home in self._homes_inside(value_id):
-                copied = ".clone()" if self._is_kept(value_id) else ""
+                # Somebody, or autograd, may keep what it held before it is written to.
+                copied = ".clone()" if value_id in self.calls.written else ""
                 yield value_id, f"{self.construction.tensor(self.module, home)}{copied}"
                 break
 
     def _homes_inside(self, value_id: int) -> Iterator[Home]:
         homes = self.calls.tree.homes.get(value_id, ())
         return (home for home in homes if self.module in home.module.upwards())
-
-    def _is_kept(self, value_id: int) -> bool:
-        """Whether somebody, or autograd, may keep what a buffer held before it is written to."""
-        if value_id in self.calls.outliving:
-            return True
-        if value_id not in self.calls.written:
-            return False
-        own = [item for item in self.items if isinstance(item, IRNode) and value_id in item.inputs]
-        others = {v for node in own for v in node.inputs} - {value_id}
-        return any(self.graph.values[v].role not in ("buffer", "constant") for v in others)
 
     def _results(self) -> tuple[int, ...]:
         if not self.module.path:
