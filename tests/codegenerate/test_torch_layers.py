@@ -151,9 +151,8 @@ def captured(text: str, specs: tuple[Spec, ...], training: bool) -> IRGraph:
 def found(graph: IRGraph, nodes: list[IRNode] | None = None) -> TorchLayer | None:
     scopes = {scope for node in graph.nodes for scope in node.scopes}
     scope = next(scope for scope in scopes if scope.path == "layer")
-    names = {value.id: value.names[0] for value in graph.stored()}
     nodes = graph.nodes if nodes is None else nodes
-    return find_layer(graph, nodes, scope, names, training=bool(graph.training))
+    return find_layer(graph, nodes, scope, training=bool(graph.training))
 
 
 def check(layer: TorchLayer | None, text: str, graph: IRGraph) -> None:
@@ -206,22 +205,14 @@ def test_a_weight_of_another_module_is_no_layer() -> None:
     graph = captured("nn.Linear(4, 6)", (ROWS,), training=False)
     for value in graph.stored():
         value.names = (value.names[0].replace("layer", "other"),)
-    scope = graph.nodes[0].scopes[0]
-    names = {value.id: value.names[0] for value in graph.stored()}
-    assert find_layer(graph, graph.nodes, scope, names, training=False) is None
+    assert found(graph) is None
 
 
 def test_a_tied_weight_is_found_by_its_second_name() -> None:
     graph = captured("nn.Linear(4, 6, bias=False)", (ROWS,), training=False)
     (weight,) = graph.stored()
     weight.names = ("wte.weight", "layer.weight")
-    layer = find_layer(
-        graph,
-        graph.nodes,
-        graph.nodes[0].scopes[0],
-        {weight.id: "wte.weight"},
-        training=False,
-    )
+    layer = found(graph)
     assert layer is not None
     assert layer.parameters == {"weight": weight.id}
 

@@ -12,7 +12,7 @@ graph as that allows.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -210,11 +210,14 @@ class Calls:
 
 def calls_of(graph: IRGraph, tree: ModuleTree, *, training: bool) -> Calls:
     """The calls of a stage of a model that is in training mode or not."""
-    layers = _Layers(graph, tree, training=training)
+
+    def find_layer(module: Module, nodes: Sequence[IRNode]) -> TorchLayer | None:
+        return _layer(graph, module, nodes, training=training)
+
     shared: set[Module] = set()
     while True:
         calls = Calls(graph, tree)
-        twice = _add(calls, layers, tree.root, graph.nodes, graph.updates, shared)
+        twice = _add(calls, find_layer, tree.root, graph.nodes, graph.updates, shared)
         if twice is None:
             return calls
         shared.add(twice)
@@ -222,14 +225,14 @@ def calls_of(graph: IRGraph, tree: ModuleTree, *, training: bool) -> Calls:
 
 def _add(
     calls: Calls,
-    layers: _Layers,
+    find_layer: FindLayer,
     module: Module,
     nodes: Sequence[IRNode],
     updates: Mapping[int, int],
     shared: set[Module],
 ) -> Module | None:
     """What ``module`` does with ``nodes``, and all inside it; a module that two others call."""
-    items = arranged(calls.tree, module, nodes, layers.find, shared)
+    items = arranged(calls.tree, module, nodes, find_layer, shared)
     calls.items[module] = items
     calls.nodes[module] = frozenset(node.id for node in nodes)
     left = dict(updates)
@@ -241,7 +244,7 @@ def _add(
         own = {old: new for old, new in left.items() if _updates(calls, call, old, new)}
         left = {old: new for old, new in left.items() if old not in own}
         if call.layer is None:
-            twice = _add(calls, layers, call.module, call.nodes, own, shared)
+            twice = _add(calls, find_layer, call.module, call.nodes, own, shared)
             if twice is not None:
                 return twice
     calls.updates[module] = left
@@ -273,65 +276,37 @@ def _updates(calls: Calls, call: ModuleCall, old: int, new: int) -> bool:
 # --- layers ---------------------------------------------------------------------------------------
 
 
-class _Layers:
-    """Finds layers of torch.nn among the modules of a stage."""
-
-    def __init__(self, graph: IRGraph, tree: ModuleTree, *, training: bool) -> None:
-        self.graph = graph
-        self.training = training
-        self.tree = tree
-        self.names = {value_id: homes[0].path for value_id, homes in tree.homes.items()}
-        self.tied = {value_id: homes for value_id, homes in tree.homes.items() if homes[1:]}
-        self.outputs = {*graph.outputs}
-        self.changed = {new: old for old, new in graph.updates.items()}
-
-    def find(self, module: Module, nodes: Sequence[IRNode]) -> TorchLayer | None:
-        """The layer that ``nodes`` are, if they are that and nothing else."""
-        if any(map(is_collective, nodes)):
-            return None
-        if any(self.graph.values[v].placements for node in nodes for v in node.inputs):
-            return None  # a layer has whole parameters
-        scope = Scope(module.path, module.cls, module.arguments)
-        names = self._names(module)
-        layer = find_layer(self.graph, nodes, scope, names, training=self.training)
-        return layer if layer is not None and self._is_whole(layer, module, nodes) else None
-
-    def _names(self, module: Module) -> dict[int, str]:
-        """Each stored value's path: that under ``module`` where it has one there."""
-        found = dict(self.names)
-        for value_id, homes in self.tied.items():
-            under = [home for home in homes if module in home.module.upwards()]
-            found[value_id] = (under or homes)[0].path
-        return found
-
-    def _is_whole(self, layer: TorchLayer, module: Module, nodes: Sequence[IRNode]) -> bool:
-        own = {node.id for node in nodes}
-        stored = set(layer.parameters.values())
-        read = {v for node in nodes for v in node.inputs if self.graph.values[v].is_stored}
-        made = {v for node in nodes for v in node.outputs}
-        needed = {v for v in made if v in self.outputs or not own.issuperset(self._users(v))}
-        changed = {v for v in made if v in self.changed and v not in layer.results}
-        return (
-            read <= stored | set(layer.arguments)
-            and needed <= set(layer.results)
-            and all(self.changed[value_id] in stored for value_id in changed)
-            and _holds_all(layer, module)
-        )
-
-    def _users(self, value_id: int) -> Iterable[int]:
-        return self.graph.values[value_id].users
+def _layer(
+    graph: IRGraph, module: Module, nodes: Sequence[IRNode], *, training: bool
+) -> TorchLayer | None:
+    """The layer of torch.nn that ``nodes`` are, if they are that and nothing else."""
+    if any(map(is_collective, nodes)):
+        return None
+    if any(graph.values[v].placements for node in nodes for v in node.inputs):
+        return None  # a layer has whole parameters
+    scope = Scope(module.path, module.cls, module.arguments)
+    layer = find_layer(graph, nodes, scope, training=training)
+    return layer if layer is not None and _is_whole(graph, layer, module, nodes) else None
 
 
-_COUNTERS = ("num_batches_tracked",)
-"""Buffers of layers that no operator of theirs may read."""
+def _is_whole(graph: IRGraph, layer: TorchLayer, module: Module, nodes: Sequence[IRNode]) -> bool:
+    """Whether the layer does all that the nodes do, and has a place for all that a module holds."""
+    own = {node.id for node in nodes}
+    stored = set(layer.parameters.values())
+    read = {v for node in nodes for v in node.inputs if graph.values[v].is_stored}
+    made = {v for node in nodes for v in node.outputs}
+    needed = {v for v in made if v in graph.outputs or not own.issuperset(graph.values[v].users)}
+    changed = {old for old, new in graph.updates.items() if new in made - {*layer.results}}
+    held = {home for inner in module.inside() for home in _names_below(module, inner)}
+    return (
+        read <= stored | {*layer.arguments}
+        and needed <= {*layer.results}
+        and changed <= stored
+        and held <= {*layer.parameters, "num_batches_tracked"}  # which no operator need read
+    )
 
 
-def _holds_all(layer: TorchLayer, module: Module) -> bool:
-    """Whether the layer has a place for all that the module holds."""
-    start = len(module.path) + 1 if module.path else 0
-    held = {
-        f"{inner.path[start:]}.{name}" if inner is not module else name
-        for inner in module.inside()
-        for name in inner.tensors
-    }
-    return all(name in layer.parameters or name in _COUNTERS for name in held)
+def _names_below(module: Module, inner: Module) -> Iterator[str]:
+    """The names by which a module reaches the tensors of one inside it."""
+    path = "".join(f"{m.name}." for m in module.down_to(inner))
+    return (f"{path}{name}" for name in inner.tensors)

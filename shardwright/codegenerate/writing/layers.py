@@ -189,15 +189,13 @@ def find_layer(
     graph: IRGraph,
     nodes: Sequence[IRNode],
     scope: Scope,
-    names: Mapping[int, str],
     *,
     training: bool,
 ) -> TorchLayer | None:
     """The layer whose one call is ``nodes``, in order, of the module of a scope.
 
-    ``names`` has the full path of every stored value, ``h.0.ln_1.weight``; ``training`` is the
-    mode of the whole model. What was called in another mode is no layer, which would go by the
-    model's.
+    ``training`` is the mode of the whole model. What was called in another mode is no layer, which
+    would go by the model's.
     """
     cls = scope.cls.rpartition(".")[2]
     if scope.arguments is None:
@@ -206,13 +204,13 @@ def find_layer(
     if not all(_follows(call, training) for call in calls):
         return None
     if tuple(node.op for node in nodes) == _TRAINED_NORM and cls.startswith("BatchNorm"):
-        return _batch_norm_in_training(graph, scope, names, calls)
+        return _batch_norm_in_training(graph, scope, calls)
     if len(nodes) > 1 or (cls, nodes[0].op) not in LAYERS:
         return None
     (call,), own = calls, calls[0].stored
     others = [v for name, v in call.arguments.items() if isinstance(v, IRValue) and name not in own]
     inputs = tuple(value.id for value in others)
-    texts = _texts(scope, call) if _owns(scope, names, own) else None
+    texts = _texts(scope, call) if _owns(scope, own) else None
     return _layer(graph, cls, texts, inputs, tuple(call.node.outputs), own)
 
 
@@ -224,13 +222,10 @@ def _follows(call: LayerCall, training: bool) -> bool:
     return all(flag == training for flag in said)
 
 
-def _owns(scope: Scope, names: Mapping[int, str], values: Mapping[str, IRValue]) -> bool:
+def _owns(scope: Scope, values: Mapping[str, IRValue]) -> bool:
     """Whether the values are stored, each in this module under its name."""
-    return all(
-        value.is_stored
-        and f"{scope.path}.{name}".lstrip(".") in (*value.names, names.get(value.id))
-        for name, value in values.items()
-    )
+    start = f"{scope.path}." if scope.path else ""
+    return all(value.is_stored and start + name in value.names for name, value in values.items())
 
 
 def _layer(
@@ -268,13 +263,12 @@ _TRAINED_NORM = ("aten.add.Tensor", "aten._native_batch_norm_legit_functional.de
 def _batch_norm_in_training(
     graph: IRGraph,
     scope: Scope,
-    names: Mapping[int, str],
     calls: Sequence[LayerCall],
 ) -> TorchLayer | None:
     """It counts the batches and moves its statistics, which the graph has as updates."""
     count, norm = calls
     own = {**norm.stored, "num_batches_tracked": count["self"]}
-    if STATISTICS[0] not in own or not _owns(scope, names, own):
+    if STATISTICS[0] not in own or not _owns(scope, own):
         return None
     if not (count.node.attrs == {"other": 1, "alpha": 1} and norm["training"]):
         return None
