@@ -20,7 +20,7 @@ from shardwright.ir import WITH_BACKWARD
 from shardwright.sharding.ranges import format_ranges
 
 PACKAGE = "shardwright.codegenerate.support"
-MODULES = ("functions", "exchanges", "slices", "configuration")
+MODULES = ("configuration", "exchanges", "slices")
 """In the order in which their definitions are pasted; each uses those before it."""
 
 
