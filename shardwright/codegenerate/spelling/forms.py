@@ -316,11 +316,15 @@ def method(name: str, style: Style | None = None) -> Row:
 
 
 def infix(symbol: str, *, reflected: bool = False) -> Row:
-    """``x + y``, or ``y - x`` where reflected; None where other arguments than two are given."""
+    """``x + y``, or ``y - x`` where reflected; None where other arguments than two are given.
+
+    Nor is anything compared with True, which linters take for a mistake.
+    """
 
     def row(call: SpelledCall) -> str | None:
         left, right, *others = parameters(call.op)
-        if any(call.arguments[other.name] != other.default for other in others):
+        has_truth = any(isinstance(value, bool) for value in call.arguments.values())
+        if has_truth or any(call.arguments[other.name] != other.default for other in others):
             return None
         first, second = (right, left) if reflected else (left, right)
         return f"({call.text(first.name)}) {symbol} ({call.text(second.name)})"

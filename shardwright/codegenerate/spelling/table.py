@@ -33,8 +33,7 @@ from shardwright.codegenerate.spelling.forms import (
     without_parentheses,
     words,
 )
-from shardwright.ir import SLOT, IRGraph, IRNode
-from shardwright.ir.tensor_meta import torch_dtype
+from shardwright.ir import IRGraph, IRNode
 
 # --- operators in one of the plain forms ----------------------------------------------------------
 
@@ -175,30 +174,9 @@ INTERPOLATIONS = {
 # --- operators whose form depends on the call -----------------------------------------------------
 
 
-def equality(name: str, symbol: str) -> Row:
-    """``x == 2``, and ``torch.eq(x, True)``: linters take ``x == True`` for a mistake."""
-    compared, called = infix(symbol), function(f"torch.{name}")
-
-    def row(call: SpelledCall) -> str | None:
-        has_truth = any(isinstance(value, bool) for value in call.arguments.values())
-        return called(call) if has_truth else compared(call)
-
-    return row
-
-
 def contiguous(call: SpelledCall) -> str | None:
     """``x.contiguous()``, which Python does not call on a tensor that is contiguous."""
     return method("contiguous")(call) if call.operand("self").value.strides else None
-
-
-def to_device(call: SpelledCall) -> str | None:
-    """``x.to(x.device, copy=True)``: without a dtype Python calls the overload with a layout."""
-    same = torch_dtype(call.operand("self").value.dtype) == call.arguments["dtype"]
-    strided = call.arguments["layout"] is torch.strided and call.arguments["pin_memory"] is None
-    if not (same and strided and call.arguments["device"] is SLOT and call.device):
-        return None
-    order = ("self", "device", "non_blocking", "copy", "memory_format")
-    return method("to", Style(order=order, front=2))(call)
 
 
 def arange(call: SpelledCall) -> str | None:
@@ -414,8 +392,8 @@ ROWS: dict[str, Row] = {
             for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
         },
         **{f"arange.{kind}": arange for kind in ("default", "start", "start_step")},
-        "eq.Scalar": equality("eq", "=="),
-        "ne.Scalar": equality("ne", "!="),
+        "eq.Scalar": first_of(infix("=="), function("torch.eq")),
+        "ne.Scalar": first_of(infix("!="), function("torch.ne")),
         "add.Tensor": first_of(infix("+"), function("torch.add")),
         "sub.Tensor": first_of(infix("-"), function("torch.sub")),
         "rsub.Scalar": first_of(infix("-", reflected=True), function("torch.rsub")),
@@ -423,7 +401,6 @@ ROWS: dict[str, Row] = {
         "bitwise_not.default": prefix("~"),
         "log_sigmoid.default": function("F.logsigmoid"),
         "special_expit.default": function("torch.special.expit"),
-        "to.dtype_layout": to_device,
         "contiguous.default": contiguous,
         "mT.default": attribute("mT"),
         "mH.default": attribute("mH"),
