@@ -10,8 +10,7 @@ import ctypes
 import logging
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module
@@ -76,7 +75,6 @@ __all__ = [
     "schedulers_in",
     "schema_of",
     "set_backward_class",
-    "set_versions",
     "storage_info",
     "storage_key",
     "tracing",
@@ -84,7 +82,6 @@ __all__ = [
     "tree_map_only",
     "unsaved_buffers",
     "version_of",
-    "versions_in",
     "without_autocast",
     "without_dispatch_modes",
     "without_fake_failures",
@@ -423,17 +420,6 @@ def schedulers_in(scheduler: LRScheduler) -> Iterator[LRScheduler]:
     if isinstance(scheduler, (SequentialLR, ChainedScheduler)):
         for inner in scheduler._schedulers:
             yield from schedulers_in(inner)
-
-
-def versions_in(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a state dict says of each module's version; None where it says nothing."""
-    found: Mapping[str, Any] | None = getattr(state, "_metadata", None)
-    return found
-
-
-def set_versions(state: OrderedDict[str, Any], versions: Mapping[str, Any]) -> None:
-    """Let a state dict say each module's version."""
-    state._metadata = versions  # type: ignore[attr-defined]
 
 
 def backward_class(function: type[torch.autograd.Function]) -> type:

@@ -39,12 +39,10 @@ from shardwright.torch_internals import (
     schedulers_in,
     schema_of,
     set_backward_class,
-    set_versions,
     storage_info,
     storage_key,
     unsaved_buffers,
     version_of,
-    versions_in,
     without_autocast,
     without_dispatch_modes,
     without_torch_function,
@@ -296,14 +294,6 @@ def test_a_scheduler_of_schedulers_holds_them():
     chained = torch.optim.lr_scheduler.ChainedScheduler([second])
     whole = torch.optim.lr_scheduler.SequentialLR(optimizer, [first, chained], [3])
     assert [*schedulers_in(whole)] == [whole, first, chained, second]
-
-
-def test_state_dicts_say_versions():
-    state = torch.nn.BatchNorm1d(2).state_dict()
-    assert versions_in(state)[""]["version"] == 2
-    set_versions(state, {"": {"version": 1}})
-    assert versions_in(state) == {"": {"version": 1}}
-    assert versions_in({}) is None
 
 
 def test_a_function_runs_its_backward_by_a_class_that_can_be_another():

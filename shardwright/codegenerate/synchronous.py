@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -17,7 +16,6 @@ from shardwright.codegenerate.microbatches import (
     check_shapes,
 )
 from shardwright.errors import InputError
-from shardwright.torch_internals import set_versions, versions_in
 
 
 class SynchronousPipeline(nn.Module):
@@ -185,7 +183,10 @@ class SynchronousPipeline(nn.Module):
         error_msgs: list[str],
     ) -> None:
         """Let each stage load what is its own; what none knows is unexpected."""
-        own = _beneath(state_dict, prefix)
+        own = state_dict
+        if prefix:  # torch hands the versions of modules on to a root alone
+            under = (key for key in state_dict if key.startswith(prefix))
+            own = {key.removeprefix(prefix): state_dict[key] for key in under}
         assign = bool(local_metadata.get("assign_to_params_buffers", False))
         unknown, missing = dict.fromkeys(own), dict[str, None]()
         with ties_kept(self.stages):
@@ -232,25 +233,6 @@ def _has(get: Callable[[str], object], target: str) -> bool:
     except AttributeError:
         return False
     return True
-
-
-def _beneath(state: Mapping[str, Any], prefix: str) -> OrderedDict[str, Any]:
-    """The entries of a state under a prefix, with the versions of the modules that wrote them.
-
-    torch hands versions on to a root alone; within a larger module there are none to find.
-    """
-    found = OrderedDict(
-        (key.removeprefix(prefix), value) for key, value in state.items() if key.startswith(prefix)
-    )
-    written: Mapping[str, Any] | None = versions_in(state)
-    if written is not None:
-        versions = {
-            f"{path}.".removeprefix(prefix).removesuffix("."): dict(said)
-            for path, said in written.items()
-            if f"{path}.".startswith(prefix)
-        }
-        set_versions(found, versions)
-    return found
 
 
 def _load_stage(
