@@ -7,7 +7,7 @@ from shardwright.codegenerate.writing.forward import SiblingCall, as_loop, chain
 
 
 def call(key: str, *arguments: int, result: int, constructor: str = "Block()") -> SiblingCall:
-    return SiblingCall(f'self.h["{key}"]', arguments, (result,), constructor, "self.h", key)
+    return SiblingCall(arguments, (result,), constructor, "self.h", key)
 
 
 CHAIN = [call("0", 1, 9, result=2), call("1", 2, 9, result=3), call("2", 3, 9, result=4)]

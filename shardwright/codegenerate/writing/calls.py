@@ -93,16 +93,17 @@ def _calls(module: Module, nodes: list[IRNode], find_layer: FindLayer) -> list[M
     if layer is not None or len(nodes) == 1:
         return [ModuleCall(module, nodes, layer)]
     single = [ModuleCall(module, [node], find_layer(module, [node])) for node in nodes]
-    first = single[0].layer
-    if first is not None and all(_same_layer(first, call.layer) for call in single):
+    if all(_is_same_layer(single[0], call) for call in single):
         return single
     return [ModuleCall(module, nodes)]
 
 
-def _same_layer(one: TorchLayer, other: TorchLayer | None) -> bool:
-    if other is None or one.constructor != other.constructor:
+def _is_same_layer(one: ModuleCall, other: ModuleCall) -> bool:
+    """Whether both are calls of one layer of torch.nn."""
+    if one.layer is None or other.layer is None:
         return False
-    return dict(one.parameters) == dict(other.parameters)
+    made = (one.layer.constructor, one.layer.parameters)
+    return made == (other.layer.constructor, other.layer.parameters)
 
 
 # --- order ----------------------------------------------------------------------------------------
@@ -238,7 +239,7 @@ def _add(
     left = dict(updates)
     for call in (item for item in items if isinstance(item, ModuleCall)):
         before = calls.by_module.get(call.module)
-        if before is not None and not _is_again(before, call):
+        if before is not None and not _is_same_layer(before, call):
             return call.module
         calls.by_module[call.module] = call
         own = {old: new for old, new in left.items() if _updates(calls, call, old, new)}
@@ -249,12 +250,6 @@ def _add(
                 return twice
     calls.updates[module] = left
     return None
-
-
-def _is_again(before: ModuleCall, call: ModuleCall) -> bool:
-    """Whether a call is another one of the same layer."""
-    one, other = before.layer, call.layer
-    return one is not None and other is not None and one.constructor == other.constructor
 
 
 def _updates(calls: Calls, call: ModuleCall, old: int, new: int) -> bool:

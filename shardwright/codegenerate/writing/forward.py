@@ -216,7 +216,6 @@ class ModuleForward:
         if parent is self.module or self.construction.made(parent).kind != DICTIONARY:
             return None
         return SiblingCall(
-            callee=self.construction.module(self.module, item.module),
             arguments=self._reads(item),
             results=tuple(v for v in self._makes(item) if v is not None),
             constructor=self.made[item.module].constructor,
@@ -273,10 +272,9 @@ def _names_device(item: Item) -> bool:
 class SiblingCall(NamedTuple):
     """A call of a module that stands beside others in ``container``, under ``key``.
 
-    ``callee`` is how its caller reaches it, as ``self.h["0"]``, ``constructor`` what makes it.
+    ``constructor`` is what makes it.
     """
 
-    callee: str
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     constructor: str
