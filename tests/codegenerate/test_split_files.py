@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,36 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.codegenerate.codegen import codegen
-from shardwright.codegenerate.support.slices import join_state_dicts
+from shardwright.codegenerate.support.slices import join_state_dicts, piece_of
 from tests.codegenerate import split_models
 from tests.codegenerate.checkers import assert_passes_mypy, assert_passes_ruff
 from tests.codegenerate.generated_rank import OPTIONS
 from tests.codegenerate.ranks import results
-from tests.codegenerate.test_split_stages import PLANS, assert_close, eager
+from tests.codegenerate.test_split_stages import PLANS
 from tests.codegenerate.written import imported
+
+TOLERANCE = 1e-10
+
+
+def eager(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Outputs by name and gradients by parameter."""
+    model, inputs = split_models.made(name)
+    outputs = split_models.named_outputs(model(*inputs))
+    torch.stack([split_models.weighted(tensor) for tensor in outputs.values()]).sum().backward()
+    return (
+        {key: tensor.detach() for key, tensor in outputs.items()},
+        {key: p.grad for key, p in model.named_parameters() if p.grad is not None},
+    )
+
+
+def assert_close(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    assert found
+    for key, tensor in found.items():
+        piece = piece_of(key)
+        whole = piece.of(expected[piece.name])
+        error = (tensor - whole).abs().max()
+        assert tensor.shape == whole.shape, key
+        assert error <= TOLERANCE * max(whole.abs().max().item(), 1e-3), (key, error)
 
 
 def stepped(name: str) -> dict[str, torch.Tensor]:
@@ -38,12 +62,10 @@ def joined(slots: list[dict[str, Any]], key: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("name", "plan"),
     [
-        ("mlp", "tensor 2"),
-        ("mlp", "data 2 × tensor 2"),
+        *(("mlp", plan) for plan in PLANS if plan != "sequence 2"),
         *(("decoder", plan) for plan in PLANS),
-        ("uneven", "tensor 4"),
-        ("gated", "tensor 2"),
-        ("extreme", "tensor 2"),
+        *(("uneven", plan) for plan in ("tensor 2", "tensor 4", "sequence 2")),
+        *((name, plan) for name in ("gated", "extreme") for plan in ("tensor 2", "data 2")),
         ("tied", "pipeline 2 × tensor 2"),
         ("tied", "pipeline 2 × data 2"),
     ],
@@ -69,6 +91,7 @@ def check(name: str, plan: str, folder: Path) -> None:
         assert_close(slot["outputs"], outputs)
         assert_close(slot["gradients"], gradients)
     assert join_state_dicts([slot["gradients"] for slot in found]).keys() == gradients.keys()
+    assert_close(join_state_dicts([slot["outputs"] for slot in found]), outputs)
     model, _ = split_models.made(name)
     for key in ("before", "loaded"):
         state = joined(found, key)

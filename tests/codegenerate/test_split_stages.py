@@ -1,31 +1,24 @@
-"""Stages of split plans: outputs and gradients are the model's, on every slot."""
+"""Stages of split plans: their collectives and slices, before they are written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import shardwright as sw
+from shardwright.codegenerate.codegen import program_of_plan
 from shardwright.codegenerate.splitting.collectives import COLLECTIVES, StageHoldings, is_collective
 from shardwright.codegenerate.stages import StageProgram
-from shardwright.codegenerate.support.slices import join_state_dicts, piece_of
 from shardwright.errors import CodegenError
 from shardwright.ir.validate import validate
 from tests.codegenerate import split_models
-from tests.codegenerate.ranks import results
-from tests.codegenerate.split_rank import split_program
-
-TOLERANCE = 1e-10
 
 
 def program_of(name: str, **plan: Any) -> StageProgram:
     model, inputs = split_models.made(name)
     graph = sw.capture(model, inputs)
-    return split_program(graph, sw.plan(graph, **plan))
+    return program_of_plan(graph, sw.plan(graph, **plan))
 
 
 def collectives(program: StageProgram) -> list[list[list[tuple[str, Any]]]]:
@@ -86,53 +79,3 @@ def test_no_gradient_goes_through_a_maximum_of_maxima(name: str) -> None:
     found = {op for slots in collectives(program) for slot in slots for op, _ in slot}
     assert "all_gather" in found
     assert "all_reduce_extreme" not in found
-
-
-def eager(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Outputs by name and gradients by parameter."""
-    model, inputs = split_models.made(name)
-    outputs = split_models.named_outputs(model(*inputs))
-    torch.stack([split_models.weighted(tensor) for tensor in outputs.values()]).sum().backward()
-    return (
-        {key: tensor.detach() for key, tensor in outputs.items()},
-        {key: p.grad for key, p in model.named_parameters() if p.grad is not None},
-    )
-
-
-def assert_close(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
-    assert found
-    for key, tensor in found.items():
-        piece = piece_of(key)
-        whole = piece.of(expected[piece.name])
-        error = (tensor - whole).abs().max()
-        assert tensor.shape == whole.shape, key
-        assert error <= TOLERANCE * max(whole.abs().max().item(), 1e-3), (key, error)
-
-
-@pytest.mark.workers
-@pytest.mark.timeout(110)
-@pytest.mark.parametrize(
-    ("name", "plan"),
-    [
-        *(("mlp", plan) for plan in PLANS if plan != "sequence 2"),
-        *(("decoder", plan) for plan in PLANS),
-        ("uneven", "tensor 2"),
-        ("uneven", "tensor 4"),
-        ("uneven", "sequence 2"),
-        ("gated", "tensor 2"),
-        ("gated", "data 2"),
-        ("extreme", "tensor 2"),
-        ("extreme", "data 2"),
-        ("tied", "pipeline 2 × tensor 2"),
-    ],
-)
-def test_outputs_and_gradients_are_the_models(name: str, plan: str, tmp_path: Path) -> None:
-    slots, keywords = PLANS[plan]
-    outputs, gradients = eager(name)
-    found = results("split_rank", {"model": name, "plan": keywords}, slots, tmp_path)
-    for slot in found:
-        assert_close(slot["outputs"], outputs)
-        assert_close(slot["gradients"], gradients)
-    joined = join_state_dicts([slot["gradients"] for slot in found])
-    assert joined.keys() == gradients.keys()
-    assert_close(join_state_dicts([slot["outputs"] for slot in found]), outputs)
