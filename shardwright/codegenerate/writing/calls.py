@@ -190,6 +190,8 @@ class Calls:
         Each called module's call; one of them, where a layer is called several times.
     updates
         For each module with a forward the buffers that it changes in the end, with the new values.
+    kept
+        For each of these values the module that keeps it, a layer or one with a forward.
     """
 
     graph: IRGraph
@@ -197,6 +199,7 @@ class Calls:
     items: dict[Module, list[Item]] = field(default_factory=dict)
     by_module: dict[Module, ModuleCall] = field(default_factory=dict)
     updates: dict[Module, dict[int, int]] = field(default_factory=dict)
+    kept: dict[int, Module] = field(default_factory=dict)
     nodes: dict[Module, frozenset[int]] = field(default_factory=dict)
 
     @cached_property
@@ -244,11 +247,14 @@ def _add(
         calls.by_module[call.module] = call
         own = {old: new for old, new in left.items() if _updates(calls, call, old, new)}
         left = {old: new for old, new in left.items() if old not in own}
-        if call.layer is None:
+        if call.layer is not None:
+            calls.kept.update(dict.fromkeys(own.values(), call.module))
+        else:
             twice = _add(calls, find_layer, call.module, call.nodes, own, shared)
             if twice is not None:
                 return twice
     calls.updates[module] = left
+    calls.kept.update(dict.fromkeys(left.values(), module))
     return None
 
 

@@ -90,24 +90,11 @@ class ModuleForward:
         if not self.module.path:
             return tuple(port.value for port in self.stage.outputs)
         # New contents leave the module where they replace what a buffer around it holds.
-        inside = set(self.updates.values())
-        for item in self.items:
-            if isinstance(item, ModuleCall):
-                inside |= self._changes(item)
-        leaving = {*self.graph.outputs, *(set(self.graph.updates.values()) - inside)}
+        kept = self.calls.kept.items()
+        leaving = {new for new, keeper in kept if self.module not in keeper.upwards()}
+        leaving.update(self.graph.outputs)
         made = (v for item in self.items for v in self._makes(item) if v is not None)
         return tuple(v for v in made if v in leaving or self.calls.is_read_outside(self.module, v))
-
-    def _changes(self, call: ModuleCall) -> set[int]:
-        """New contents that a called module keeps."""
-        if call.layer is not None:
-            own = set(call.layer.parameters.values())
-            return {new for old, new in self.graph.updates.items() if old in own}
-        found = set(self.calls.updates.get(call.module, {}).values())
-        for item in self.calls.items.get(call.module, ()):
-            if isinstance(item, ModuleCall):
-                found |= self._changes(item)
-        return found
 
     def _arguments(self) -> tuple[int, ...]:
         if not self.module.path:
