@@ -79,7 +79,7 @@ def test_other_nodes_are_refused() -> None:
 
 def test_only_what_is_used_is_pasted() -> None:
     text = pasted(["all_reduce"]).text
-    assert "class Mirrored" in text
+    assert "class Conjugate" in text
     assert "def summed" in text
     assert "def gathered" not in text
     assert "join_state_dicts" not in text

@@ -19,10 +19,10 @@ Each collective keeps that, by its counterpart, and there is one wherever a slot
 would make less:
 
     a whole that parts read       each slot makes the part that goes through its own work:
-                                  `copy_to_parts` adds them up, once a value for all parts
-    a term that the first adds    all slots read it, the others as zeros: `term_of_first`; so all
+                                  `all_reduce_gradient` adds them up, once a value for all parts
+    a term that the first adds    all slots read it, the others as zeros: `masked_partial`; so all
                                   have its gradient, which is the sum's, and nothing is sent
-    what all parts make alike     one slot continues with its gradient: `gradient_to_first`
+    what all parts make alike     one slot continues with its gradient: `masked_gradient`
     a maximum of parts' maxima    made of the whole by every slot: equal elements share its gradient
                                   evenly, wherever they are
 
@@ -66,13 +66,13 @@ COLLECTIVES: Mapping[str, tuple[str, ...]] = {
     "reduce_scatter": ("dim", "sizes"),
     "own_slice": ("dim", "sizes"),
     "all_to_all": ("split_dim", "split_sizes", "join_dim", "join_sizes"),
-    "copy_to_parts": (),
-    "term_of_first": (),
-    "gradient_to_first": (),
+    "all_reduce_gradient": (),
+    "masked_partial": (),
+    "masked_gradient": (),
 }
 """The attributes of each collective beside ``axis``, in the order of its arguments."""
 
-ALONE = frozenset({"term_of_first", "gradient_to_first"})
+ALONE = frozenset({"masked_partial", "masked_gradient"})
 """Those in which nothing is communicated, forward or backward."""
 
 
@@ -214,7 +214,7 @@ class StageHoldings(Holdings):
         for axis in axes:
             key = (holding.mesh.devices, axis, *holding.local.values())
             if key not in self._copies:
-                self._copies[key] = self.along("copy_to_parts", value, holding, axis)
+                self._copies[key] = self.along("all_reduce_gradient", value, holding, axis)
             holding = self._copies[key]
         return holding
 
@@ -410,7 +410,7 @@ class StageWriter(NodeWriter):
             source = self.holdings.for_parts(value, source, shared)
         for axis in _axes(source.mesh):
             if axes[axis].adds(index):
-                source = self.holdings.along("term_of_first", value, source, axis)
+                source = self.holdings.along("masked_partial", value, source, axis)
         return source
 
     def _give_to_first(self, written: LocalNode, index: int, value_id: int) -> None:
@@ -420,7 +420,7 @@ class StageWriter(NodeWriter):
         held, value = self.holdings.held[value_id], self.graph.values[value_id]
         for axis in _axes(written.mesh):
             if written.axes[axis].repeats(index):
-                held[-1] = self.holdings.along("gradient_to_first", value, held[-1], axis)
+                held[-1] = self.holdings.along("masked_gradient", value, held[-1], axis)
 
 
 def _compares(axis: NodeAxis, node: IRNode) -> bool:

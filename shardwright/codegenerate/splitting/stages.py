@@ -206,7 +206,7 @@ def _fused(graph: IRGraph, nodes: Sequence[IRNode], needed: Collection[int]) -> 
     found = []
     fused: set[int] = set()
     for node in nodes:
-        gather = gathers.get(node.inputs[0]) if node.op == "copy_to_parts" else None
+        gather = gathers.get(node.inputs[0]) if node.op == "all_reduce_gradient" else None
         alone = gather is not None and users[node.inputs[0]] == 1 and node.inputs[0] not in needed
         if gather is not None and alone and gather.attrs["axis"] == node.attrs["axis"]:
             fused.add(gather.id)

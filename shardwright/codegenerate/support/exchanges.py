@@ -100,7 +100,7 @@ def slot_of(count: int, group: dist.ProcessGroup | None, slot: int | None) -> in
     return slot
 
 
-class Mirrored(torch.autograd.Function):
+class Conjugate(torch.autograd.Function):
     """Does one thing to a tensor, and another to its gradient."""
 
     @staticmethod
@@ -117,11 +117,11 @@ class Mirrored(torch.autograd.Function):
         return ctx.back(gradients[0]), None, None
 
 
-def mirrored(
+def conjugate(
     x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """What ``there`` makes of a tensor; ``back`` makes its gradient of the result's."""
-    apply: Callable[..., Tensor] = Mirrored.apply
+    apply: Callable[..., Tensor] = Conjugate.apply
     return apply(x, there, back)
 
 
@@ -214,7 +214,7 @@ def swapped(
 
 def all_reduce(x: Tensor, axis: Axis) -> Tensor:
     """The whole of which each slot holds a term. Its gradient is that of each term."""
-    return mirrored(x, lambda term: summed(term, axis), same)
+    return conjugate(x, lambda term: summed(term, axis), same)
 
 
 def all_reduce_extreme(x: Tensor, axis: Axis, op: str) -> Tensor:
@@ -227,14 +227,14 @@ def all_reduce_extreme(x: Tensor, axis: Axis, op: str) -> Tensor:
 
 def all_gather(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int]) -> Tensor:
     """The whole of which each slot holds a piece; each goes on with its piece of the gradient."""
-    return mirrored(
+    return conjugate(
         x, lambda piece: gathered(piece, axis, dim, sizes), lambda g: own(g, axis, dim, sizes)
     )
 
 
 def all_gather_for_parts(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int]) -> Tensor:
     """As `all_gather`, for readers that each do a part of the work: their gradients are summed."""
-    return mirrored(
+    return conjugate(
         x,
         lambda piece: gathered(piece, axis, dim, sizes),
         lambda g: scattered(g, axis, dim, sizes),
@@ -243,14 +243,14 @@ def all_gather_for_parts(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int]) 
 
 def reduce_scatter(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int]) -> Tensor:
     """This slot's piece of the whole of which each holds a term."""
-    return mirrored(
+    return conjugate(
         x, lambda term: scattered(term, axis, dim, sizes), lambda g: gathered(g, axis, dim, sizes)
     )
 
 
 def own_slice(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int]) -> Tensor:
     """This slot's piece of a whole that all hold. The whole's gradient is of all pieces."""
-    return mirrored(
+    return conjugate(
         x, lambda whole: own(whole, axis, dim, sizes), lambda g: gathered(g, axis, dim, sizes)
     )
 
@@ -264,26 +264,26 @@ def all_to_all(
     join_sizes: Sequence[int],
 ) -> Tensor:
     """From pieces along ``join_dim`` to pieces along ``split_dim``."""
-    return mirrored(
+    return conjugate(
         x,
         lambda piece: swapped(piece, axis, split_dim, split_sizes, join_dim, join_sizes),
         lambda g: swapped(g, axis, join_dim, join_sizes, split_dim, split_sizes),
     )
 
 
-def copy_to_parts(x: Tensor, axis: Axis) -> Tensor:
+def all_reduce_gradient(x: Tensor, axis: Axis) -> Tensor:
     """A whole for readers that each do a part of the work: their gradients are summed."""
-    return mirrored(x, same, lambda gradient: summed(gradient, axis))
+    return conjugate(x, same, lambda gradient: summed(gradient, axis))
 
 
-def term_of_first(x: Tensor, axis: Axis) -> Tensor:
+def masked_partial(x: Tensor, axis: Axis) -> Tensor:
     """What only the first slot adds to a sum, zeros on others; all get the sum's gradient."""
-    return mirrored(x, lambda term: same(term) if axis.index == 0 else zeros(term), same)
+    return conjugate(x, lambda term: same(term) if axis.index == 0 else zeros(term), same)
 
 
-def gradient_to_first(x: Tensor, axis: Axis) -> Tensor:
+def masked_gradient(x: Tensor, axis: Axis) -> Tensor:
     """What all slots made alike of their parts: the first alone goes on with its gradient."""
-    return mirrored(x, same, lambda gradient: gradient if axis.index == 0 else zeros(gradient))
+    return conjugate(x, same, lambda gradient: gradient if axis.index == 0 else zeros(gradient))
 
 
 def zeros(x: Tensor) -> Tensor:

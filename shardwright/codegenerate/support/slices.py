@@ -124,7 +124,7 @@ def take_slices(
             state[prefix + path] = piece.of(wholes[piece.name])
 
 
-class Held(NamedTuple):
+class StateSlice(NamedTuple):
     """A slice that a state has, or a whole, with all of its range; ``state`` is its number."""
 
     piece: Piece
@@ -137,18 +137,18 @@ def join_state_dicts(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor
 
     Raises ValueError where a slice is missing, and where states differ in what both have.
     """
-    found: dict[str, list[Held]] = {}
+    found: dict[str, list[StateSlice]] = {}
     for number, state in enumerate(states):
         for key, tensor in state.items():
             piece = piece_of(key)
             if not piece.ranges:
                 shape = tuple(tensor.shape)
                 piece = Piece(key, tuple((0, size) for size in shape), shape)
-            found.setdefault(piece.name, []).append(Held(piece, tensor.detach(), number))
+            found.setdefault(piece.name, []).append(StateSlice(piece, tensor.detach(), number))
     return {name: joined(name, held) for name, held in found.items()}
 
 
-def joined(name: str, held: Sequence[Held]) -> Tensor:
+def joined(name: str, held: Sequence[StateSlice]) -> Tensor:
     """A tensor from its slices. Raises ValueError where one is missing, or where two differ."""
     whole = held[0].tensor.new_empty(whole_shape(held))
     states = torch.full(whole.shape, -1, dtype=torch.int32, device=whole.device)
@@ -177,7 +177,7 @@ def joined(name: str, held: Sequence[Held]) -> Tensor:
     return whole
 
 
-def whole_shape(held: Sequence[Held]) -> tuple[int, ...]:
+def whole_shape(held: Sequence[StateSlice]) -> tuple[int, ...]:
     """The shape of the whole; of slices that do not say it as far as they go.
 
     Raises ValueError where they are of wholes of several shapes.

@@ -145,7 +145,7 @@ class _BodyWriter:
             self.uses.update(step.reads)
             for value_id in step.reads:
                 self.reader.setdefault(value_id, at)
-        self.held = _HeldNames(work, self.uses)
+        self.held = _Variables(work, self.uses)
         self.nested: dict[int, _Nested] = {}
         self.lines: list[str] = []
         self.place: tuple[str, int] | None = None
@@ -273,7 +273,7 @@ def _same_place(one: Source | None, other: Source | None) -> bool:
     return statement_start(one) == statement_start(other)
 
 
-class _HeldNames:
+class _Variables:
     """The variables that hold values now; what is stored is reached without one.
 
     A name is free again when the last read of its value is counted, but for pinned ones.
