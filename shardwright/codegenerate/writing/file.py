@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -51,13 +51,6 @@ from shardwright.version import __version__
 SEQUENTIAL = "torch.nn.modules.container.Sequential"
 
 
-def write_stage(
-    program: StageProgram, stage: Stage, classes: Classes, doc: Sequence[str], *, verbose: bool
-) -> str:
-    """Define the classes of a stage; gives the name of its own."""
-    return _StageClassWriter(program, stage, classes, tuple(doc), verbose).write().kind
-
-
 @dataclass(eq=False)
 class _StageClassWriter:
     """Writes the classes of one stage."""
@@ -65,7 +58,6 @@ class _StageClassWriter:
     program: StageProgram
     stage: Stage
     classes: Classes
-    doc: tuple[str, ...]
     verbose: bool
     calls: Calls = field(init=False)
     construction: Construction = field(init=False)
@@ -75,11 +67,11 @@ class _StageClassWriter:
         tree = module_tree(self.graph, model_names(self.program))
         self.calls = calls_of(self.graph, tree, training=self.program.training)
         self.construction = Construction(self.stage, self.calls, self.module)
-        self.root = self.calls.tree.root
         self.left = {*self.graph.outputs, *self.graph.updates.values()}
 
-    def write(self) -> Made:
-        return self.module(self.root)
+    def write(self) -> str:
+        """Define the classes of the stage; gives the name of its own."""
+        return self.module(self.calls.tree.root).kind
 
     def module(self, module: Module) -> Made:
         """Define the class of a module that is called, or that holds what others use."""
@@ -100,7 +92,7 @@ class _StageClassWriter:
     ) -> Made:
         text = ClassText(
             stem=class_stem(module.cls, module.path) if module.path else self.stage.name,
-            doc=self.doc if not module.path else _doc(module),
+            doc=_doc(module) if module.path else tuple(_stage_doc(self.program, self.stage)),
             fields=tuple(self.construction.fields(module)),
             parameters=(),
             init=tuple(self.construction.statements(module)),
@@ -185,10 +177,7 @@ def file_text(program: StageProgram, *, verbose: bool = False) -> str:
     support, helpers = pasted(support_names(program)), pasted(functions(program))
     classes = Classes((*_class_names(program), *taken_names(), "create_pipeline_configuration"))
     names = [
-        [
-            write_stage(program, stage, classes, tuple(_stage_doc(program, stage)), verbose=verbose)
-            for stage in partition
-        ]
+        [_StageClassWriter(program, stage, classes, verbose).write() for stage in partition]
         for partition in program.partitions
     ]
     own = "".join(f"import {name}  # noqa: F401\n" for name in _modules(program))
