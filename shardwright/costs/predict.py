@@ -210,13 +210,11 @@ def estimate(
     *,
     placement: Sequence[int] | None = None,
     shards: Sequence[int] = (1,),
-    known: dict[object, tuple[StageTasks, Laid]] | None = None,
 ) -> Estimate:
     """What a forward takes whose nodes are in these virtual stages; ``slots`` of each rank.
 
     ``placement`` is the rank of each stage of a model, where a rank has several; a training step's
     is its schedule's. ``shards`` is how many devices of each rank, or of all, share the batch.
-    ``known`` is what was laid out of these stages before, whatever updates the parameters.
     """
     links = RankLinks.of(cluster, slots)
     if not placed.source.training:
@@ -224,22 +222,16 @@ def estimate(
     order = order_of(options.schedule, len(slots), options.microbatches, options.chunks)
     apart = order.schedule.splits_backward or (len(slots) > 1 and options.recompute == "none")
     device = cluster.device
-    key = id(order), options.recompute, options.memory
-    tasks, laid = (known or {}).get(key, (None, None))
-    if tasks is None or laid is None:
-        tasks = stage_tasks(placed, stages, order.schedule.stages, apart=apart)
-        if options.recompute != "none":
-            tasks = _with_again(tasks, order, options, apart=apart)
-        sends = messages(traffic(placed, tasks.stages), order.schedule.placement, links)
-        ranks = np.asarray(order.schedule.placement, dtype=np.int64)[tasks.stages]
-        inputs = options.microbatches * input_bytes(placed.inputs, ranks, len(slots))
-        programs = stage_programs(tasks, device)
-        laid = lay_out(order, sends, programs, inputs.tolist(), device, apart=apart)
-        if known is not None:
-            known[key] = tasks, laid
+    tasks = stage_tasks(placed, stages, order.schedule.stages, apart=apart)
+    if options.recompute != "none":
+        tasks = _with_again(tasks, order, options, apart=apart)
+    sends = messages(traffic(placed, tasks.stages), order.schedule.placement, links)
+    ranks = np.asarray(order.schedule.placement, dtype=np.int64)[tasks.stages]
+    inputs = options.microbatches * input_bytes(placed.inputs, ranks, len(slots))
+    programs = stage_programs(tasks, device)
+    laid = lay_out(order, sends, programs, inputs.tolist(), device, apart=apart)
     parts = [*shards] * (len(slots) if len(shards) == 1 else 1)
     dealt = parts if options.zero else [1] * len(slots)
-    ranks = np.asarray(order.schedule.placement, dtype=np.int64)[tasks.stages]
     memory = _memory(tasks, ranks, order, dealt, laid, device, again=options.recompute != "none")
     ends = _once(placed, ranks, dealt, device)
     step = max(done + end for done, end in zip(laid.done, ends, strict=True))

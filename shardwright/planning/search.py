@@ -31,7 +31,7 @@ from shardwright.costs.predict import (
     update_seconds,
 )
 from shardwright.costs.stage import StageTasks, least_seconds, stage_tasks
-from shardwright.costs.step_time import Laid, Order, order_of
+from shardwright.costs.step_time import Order, order_of
 from shardwright.errors import PlanError
 from shardwright.planning.candidates import (
     STAGES,
@@ -75,8 +75,6 @@ class PlanSearch:
     _cuts: dict[object, list[Integers]] = field(default_factory=dict)
     _tasks: dict[object, StageTasks] = field(default_factory=dict)
     _lines: dict[object, NodeLine] = field(default_factory=dict)
-    _laid: dict[object, dict[object, tuple[StageTasks, Laid]]] = field(default_factory=dict)
-    """What was laid out, by cut."""
     _bounds: dict[Setting, float] = field(default_factory=dict)
     _looked: set[Setting] = field(default_factory=set)
 
@@ -305,7 +303,6 @@ class PlanSearch:
             slots,
             placement=placement,
             shards=[shape.shards],
-            known=self._laid.setdefault((id(placed), stages.tobytes()), {}),
         )
         return Candidate(shape, options, placed, stages, found, self.cluster.device.memory)
 
