@@ -2,9 +2,9 @@
 
 A page is one session in one empty folder. A block marked ``json NAME`` or ``python NAME`` is
 written to the file NAME; other Python blocks run one after another; of ``sh`` blocks the lines that
-begin with ``shardwright`` or ``torchrun`` run, the latter in processes of their own. That each
-command runs in a process of its own too is for `cli/test_fresh_commands`. A ``text`` block is what
-the blocks before it print, where a line of ``…`` stands for others.
+begin with ``shardwright`` or ``torchrun`` run, each in a process of its own that has nothing of
+this one's environment. A ``text`` block is what the blocks before it print, where a line of ``…``
+stands for others.
 """
 
 import re
@@ -17,11 +17,15 @@ from typing import NamedTuple
 import pytest
 
 from tests.clean_process import printed_by
-from tests.cli.commands import succeed
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMANDS = {
+    "shardwright": ["shardwright"],
+    # Where nothing else is said torchrun takes a fixed port, which another test may have.
+    "torchrun": ["torchrun", "--standalone"],
+}
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
@@ -84,15 +88,12 @@ def assert_printed(text: str, printed: str) -> None:
 
 
 def run_commands(text: str) -> str:
-    """Run shardwright's own; gives what they print."""
+    """Run shardwright's own, each in a process of its own; gives what they print."""
     printed = ""
     for line in text.splitlines():
         command, *arguments = shlex.split(line, comments=True) or [""]
-        if command == "shardwright" and arguments != ["demo"]:
-            printed += succeed(*arguments)
-        elif command == "torchrun":
-            # Where nothing else is said it takes a fixed port, which another test may have.
-            printed += printed_by(command, "--standalone", *arguments)
+        if command in COMMANDS and arguments != ["demo"]:
+            printed += printed_by(*COMMANDS[command], *arguments)
     return printed
 
 
