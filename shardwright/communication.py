@@ -2,8 +2,8 @@
 
 A row says what the members of a group give and what each gets of it. From that follow the keys of
 the kind's metadata and the tensors of its tasks (`pipeline`), the messages between members and
-their arithmetic (`comm.rounds`), the rows of a batch behind it (`planning.row_dims`), what a member
-holds when it is measured (`profiling.link_process`), and its price (`clusters.links`).
+their arithmetic (`comm.rounds`), what a member holds when it is measured
+(`profiling.link_process`), and its price (`clusters.links`).
 
 A top-level module, since files, links and transports all read it.
 """
