@@ -16,6 +16,7 @@ from functools import cache, partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from torch._library.simple_registry import singleton
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.distributed_c10d import Store, _get_default_store
+from torch.fx.experimental.sym_node import SymNode
 from torch.nn.modules.transformer import _detect_is_causal_mask
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
@@ -447,3 +449,29 @@ def storage_info(file: str, offset: int, length: int) -> Any:
 def preload_compiler() -> None:
     """Import what torch imports when a process first runs a custom operator; it takes seconds."""
     import_module("torch._dynamo")
+
+
+class _WatchedNode(SymNode):
+    """A symbolic size that says where Python asks for its text or its hash."""
+
+    seen: Callable[[FrameType | None], None]
+
+    def _graph_repr(self) -> str:
+        self.seen(sys._getframe(2))  # Behind SymInt's own __repr__.
+        return self.str()
+
+    def is_nested_int(self) -> bool:
+        """What `SymInt.__hash__` asks before it refuses."""
+        caller = sys._getframe(1)
+        if caller.f_code is torch.SymInt.__hash__.__code__:
+            self.seen(caller.f_back)
+        return bool(super().is_nested_int())
+
+
+def watch_symbol(number: torch.SymInt, seen: Callable[[FrameType | None], None]) -> None:
+    """Call ``seen`` with the frame that makes a text or a hash of a symbolic size.
+
+    Tensors of that size give the same symbol.
+    """
+    number.node.__class__ = _WatchedNode
+    number.node.seen = seen

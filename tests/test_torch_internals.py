@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.overrides import TorchFunctionMode
 
 from shardwright.ir import resolve
@@ -43,6 +44,7 @@ from shardwright.torch_internals import (
     storage_key,
     unsaved_buffers,
     version_of,
+    watch_symbol,
     without_autocast,
     without_dispatch_modes,
     without_torch_function,
@@ -360,3 +362,18 @@ def test_states_of_a_traced_lstm_have_the_shapes_that_were_given(layers):
     with enable_python_dispatcher():
         _, states = lstm(torch.ones(2, 3, 4, requires_grad=True), given)
     assert [state.shape for state in states] == [(layers, 3, 4)] * 2
+
+
+def test_a_text_and_a_key_of_a_symbol_are_seen() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC], constraint_sizes=[None])
+    symbol = mode.from_tensor(torch.empty(6, device="meta"), symbolic_context=context).shape[0]
+    lines: list[int] = []
+    watch_symbol(symbol, lambda frame: lines.append(frame.f_lineno))
+    with mode:
+        made = torch.nn.Linear(4, 2)(torch.empty(symbol, 4)).relu()
+        here = sys._getframe().f_lineno
+        assert f"{made.shape[0]}" == str(symbol)
+        with pytest.raises(TypeError):
+            hash(made.size(0))
+    assert lines == [here + 1, here + 1, here + 3]

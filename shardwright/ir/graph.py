@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -53,6 +53,14 @@ class NodeList(list[T]):
         return self
 
 
+class Captured(NamedTuple):
+    """A model, the hash of the calls of torch that it made, and whether gradients were recorded."""
+
+    model: nn.Module
+    calls: int
+    records: bool
+
+
 @dataclass(slots=True, weakref_slot=True, repr=False)
 class IRGraph:
     """Values and nodes in execution order.
@@ -71,7 +79,7 @@ class IRGraph:
     training
         Whether the model was in training mode when it was captured; None where that is not known.
         Nothing that a graph computes follows from it, and graphs made of this one need not say.
-    model
+    captured
         What it was captured from, for questions about other sizes of its inputs.
     """
 
@@ -85,7 +93,7 @@ class IRGraph:
     out_structure: Tree | None = None
     tensors: dict[int, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
     training: bool | None = field(default=None, compare=False, repr=False)
-    model: nn.Module | None = field(default=None, compare=False, repr=False)
+    captured: Captured | None = field(default=None, compare=False, repr=False)
     next_id: int = field(default=0, compare=False, repr=False)
     _taken: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
 

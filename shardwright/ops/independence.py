@@ -52,18 +52,21 @@ def identifier_at(bound: BoundDimop, idx: int, dim: int) -> str | None:
     return None
 
 
-Kind = Literal["rows", "even", "numbered", "counted"]
+Kind = Literal["rows", "even", "number", "numbered", "counted"]
 """What is along a dimension that has a length for each row.
 
 ``rows`` are made from those of inputs. Others are made from their number: ``even`` ones are all the
-same, ``numbered`` ones the same however many there are; ``counted`` is everything else.
+same, ``numbered`` ones the same however many there are, of which a ``number`` is 0, 1, 2 and so on;
+``counted`` is everything else.
 """
 Ends = Mapping[Source | None, Mapping[str, frozenset[int]]]
 """By line and operator, the dimensions of as many rows that it makes of their number."""
 EVEN = {
     *("zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "expand"),
-    *("new_zeros", "new_ones", "new_full"),
+    *("new_zeros", "new_ones", "new_full", "broadcast_to", "repeat"),
 }
+SAME = {"unsqueeze", "view", "reshape", "expand", "clone", "to", "contiguous", "alias"}
+"""Operators whose results have the elements of their input."""
 TABLES = {"index", "embedding", "gather", "index_select"}
 """Operators that look up what is along a dimension."""
 
@@ -100,8 +103,13 @@ class RowFlow:
         """
         found = {value: RowDim("rows", dim) for value, dim in given.items()}
         for node in self.graph.nodes:
-            read = {i: found[value] for i, value in enumerate(node.inputs) if value in found}
-            found |= self._through(node, read) if read else self._made(node)
+            bound = self.annotations.of(node)
+            read = {
+                i: found[value]
+                for i, value in enumerate(node.inputs)
+                if value in found and not _reads_dtype(bound, i)
+            }
+            found |= self._through(node, bound, read) if read else self._made(node)
         ends = {value: found.get(value) for value in results}
         for value, along in ends.items():
             if along is not None and along.kind == "counted":
@@ -118,31 +126,51 @@ class RowFlow:
             shape = self.graph.values[value].shape
             dims = [d for d in ends if d < len(shape) and shape[d] % self.rows == 0]
             if len(dims) == 1:
-                found[value] = RowDim(_kind(name, node), dims[0])
+                found[value] = RowDim(self._kind(name, node, dims[0]), dims[0])
             elif dims:
                 found[value] = RowDim("counted", None)
         return found
 
-    def _through(self, node: IRNode, read: Mapping[int, RowDim]) -> dict[int, RowDim]:
+    def _kind(self, name: str, node: IRNode, dim: int) -> Kind:
+        """What an operator makes of the number of rows."""
+        if name == "repeat":  # Of one, or of several in turn.
+            shape = self.graph.values[node.inputs[0]].shape
+            before = dim - (len(self.graph.values[node.outputs[0]].shape) - len(shape))
+            return "even" if before < 0 or shape[before] == 1 else "counted"
+        if name in EVEN:
+            return "even"
+        if name == "slice" and (node.attrs["start"], node.attrs["step"]) == (0, 1):
+            return "numbered"
+        if name == "arange":
+            begins = (node.attrs.get("start", 0), node.attrs.get("step", 1))
+            return "number" if begins == (0, 1) else "numbered"
+        return "counted"
+
+    def _through(
+        self, node: IRNode, bound: BoundDimop | None, read: Mapping[int, RowDim]
+    ) -> dict[int, RowDim]:
         """What a node makes. Raises InputError where it mixes rows."""
-        bound = self.annotations.of(node)
         kinds = {along.kind for along in read.values()}
         if "rows" not in kinds:
             return self._beside(node, bound, read)
         if bound is None:
-            raise InputError(f"{_place(node)} has no dimension annotation, so it may mix the rows")
-        names = {_name(bound, i, along) for i, along in read.items() if along.kind == "rows"}
+            raise _error(node, "has no dimension annotation, so it may mix the rows")
+        by_number = _looked_up(node, read)
+        rows = {i: along for i, along in read.items() if along.kind == "rows" and i != by_number}
+        if by_number is not None:
+            rows |= {i: along for i, along in read.items() if along.kind == "number"}
+        names = {_name(bound, i, along) for i, along in rows.items()}
         name = names.pop()
         if names or name is None or bound.length(name) % self.rows:
             raise _mixing(node)
         if any(carry.kind != "shard" for carry in bound.flow(name).outputs):
             raise _mixing(node)
         for i, along in read.items():
-            if not _fits(node, bound, name, i, along):
+            if i != by_number and not _fits(node, bound, name, i, along):
                 raise (
                     _mixing(node)
                     if along.kind == "rows"
-                    else InputError(f"{_place(node)} computes with the number of rows")
+                    else _error(node, "computes with the number of rows")
                 )
         carries = zip(node.outputs, bound.flow(name).outputs, strict=True)
         return {value: RowDim("rows", carry.dim) for value, carry in carries}
@@ -157,10 +185,16 @@ class RowFlow:
         names = {_name(bound, i, along): along.kind for i, along in read.items()}
         ordered = sorted(names, key=lambda name: (names[name] == "even", name is None))
         name = ordered[0]
-        if name is None or not all(_fits(node, bound, name, i, along) for i, along in read.items()):
+        if (
+            name is None
+            or bound.length(name) % self.rows
+            or not all(_fits(node, bound, name, i, along) for i, along in read.items())
+        ):
             return counted
         aligned = {a.kind for i, a in read.items() if bound.flow(name).inputs[i].kind == "shard"}
-        kind: Kind = "numbered" if "numbered" in aligned else "even"
+        kind: Kind = "even" if aligned == {"even"} else "numbered"
+        if aligned == {"number"} and node.op.split(".")[1] in SAME:
+            kind = "number"
         carries = zip(node.outputs, bound.flow(name).outputs, strict=True)
         return {
             value: RowDim(kind, carry.dim) if carry.kind == "shard" else RowDim("counted", None)
@@ -168,12 +202,18 @@ class RowFlow:
         }
 
 
-def _kind(name: str, node: IRNode) -> Kind:
-    """What an operator makes of the number of rows."""
-    if name in EVEN:
-        return "even"
-    begins = name == "slice" and (node.attrs["start"], node.attrs["step"]) == (0, 1)
-    return "numbered" if begins or name == "arange" else "counted"
+def _reads_dtype(bound: BoundDimop | None, idx: int) -> bool:
+    """Whether a node reads of an input its dtype and device alone."""
+    return bound is not None and bound.inference.annotation.inputs[idx].dims is None
+
+
+def _looked_up(node: IRNode, read: Mapping[int, RowDim]) -> int | None:
+    """The input whose rows an index takes by their numbers; None where there is none."""
+    is_index = node.op.split(".")[1] == "index" and node.attrs.get("indices", [None])[0] is not None
+    table, first = read.get(0), read.get(1)
+    if not is_index or table is None or first is None or table != RowDim("rows", 0):
+        return None
+    return 0 if first.kind == "number" else None
 
 
 def _name(bound: BoundDimop, idx: int, along: RowDim) -> str | None:
@@ -192,9 +232,12 @@ def _fits(node: IRNode, bound: BoundDimop, name: str, idx: int, along: RowDim) -
 def _mixing(node: IRNode) -> InputError:
     """The error for a node behind which there are no rows."""
     if node.op in MERGES:
-        return InputError(f"{_place(node)} reshapes the rows so that they cannot be followed")
-    return InputError(f"{_place(node)} mixes the rows")
+        return _error(node, "reshapes the rows so that they cannot be followed")
+    return _error(node, "mixes the rows")
 
 
-def _place(node: IRNode) -> str:
-    return f"{node.op.split('.')[1]}{f' in {node.scope}' if node.scope else ''}"
+def _error(node: IRNode, what: str) -> InputError:
+    """What a node does that no rows are behind, and at which line."""
+    place = f"{node.op.split('.')[1]}{f' in {node.scope}' if node.scope else ''}"
+    line = f" ({node.source.file}:{node.source.line})" if node.source is not None else ""
+    return InputError(f"{place} {what}{line}")

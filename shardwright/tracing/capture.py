@@ -26,7 +26,7 @@ from torch.nn.parameter import is_lazy
 
 from shardwright.errors import CaptureError, GraphError, InputError
 from shardwright.ir.builder import Builder
-from shardwright.ir.graph import IRGraph
+from shardwright.ir.graph import Captured, IRGraph
 from shardwright.ir.structure import Arguments, Tree, describe_arguments, flatten_call, rebuild
 from shardwright.ir.values import IRValue
 from shardwright.tracing.boundary import TracedGraph, contents_of
@@ -102,7 +102,8 @@ def _captured(
         contents = contents_of(model)
         program = trace_program(flat, tensors)
         graph = TracedGraph(name or type(model).__name__, flat, program, contents).finish(3)
-        graph.training, graph.model = model.training, model
+        graph.training = model.training
+        graph.captured = Captured(model, program.calls, torch.is_grad_enabled())
     return graph
 
 

@@ -54,7 +54,12 @@ class PaddingProbe:
     def run(self) -> DynamicShapes:
         """The shapes with how each size is padded. Raises CaptureError."""
         self.whole = {name: max(2, size) for name, size in self.sizes.items()}
-        graph = self.graph(self.whole)
+        try:
+            graph = self.graph(self.whole)
+        except CaptureError as error:
+            if self.whole == self.sizes:
+                raise
+            return self._exact(f"the model does not take two: {error}")
         traces, reasons = traced_sizes(graph, self.shapes)
         found = {}
         for name, size in self.shapes.sizes.items():
@@ -63,6 +68,12 @@ class PaddingProbe:
             else:
                 found[name] = DynamicSize(size.inputs, reason=reasons[name], buckets=size.buckets)
         return DynamicShapes(found, self.shapes.masks)
+
+    def _exact(self, reason: str) -> DynamicShapes:
+        """The shapes without padding."""
+        sizes = self.shapes.sizes.items()
+        exact = {n: DynamicSize(s.inputs, reason=reason, buckets=s.buckets) for n, s in sizes}
+        return DynamicShapes(exact, self.shapes.masks)
 
     def graph(self, sizes: Sizes) -> IRGraph:
         """The graph for sizes."""
@@ -266,8 +277,13 @@ def row_outputs(
             raise InputError(f"the buffer {graph.values[old].name!r} is made from all rows")
     if trace.squared:
         raise InputError(trace.squared)
-    pairs = zip(graph.output_names, graph.outputs, strict=True)
-    return {name: (dim,) for name, value in pairs if (dim := found.get(value)) is not None}
+    made: dict[str, tuple[int, ...]] = {}
+    for place, (name, value) in enumerate(zip(graph.output_names, graph.outputs, strict=True)):
+        dims = () if (dim := found.get(value)) is None else (dim,)
+        if trace.outputs is not None and dims != trace.outputs[place]:
+            raise InputError(f"the output {name!r} has its size in other dimensions than its rows")
+        made |= {name: dims} if dims else {}
+    return made
 
 
 def padded_rows(graph: IRGraph, inputs: Collection[str]) -> tuple[int, dict[str, int]]:

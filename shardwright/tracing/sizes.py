@@ -13,17 +13,17 @@ From the least size that `trace_sizes` gives up to the graph's own, the model
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
-from typing import Any, NamedTuple
+from functools import partial
+from types import FrameType
+from typing import Any
 
 import sympy
 import torch
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
-from torch.overrides import TorchFunctionMode
 
 from shardwright.errors import CaptureError, InputError
 from shardwright.ir.graph import IRGraph
@@ -32,16 +32,16 @@ from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ir.values import IRValue, Source
 from shardwright.ops.independence import Ends
 from shardwright.torch_internals import (
-    FakeTensor,
     FakeTensorMode,
     OpOverload,
     TorchDispatchMode,
-    never_compiled,
     operator_of,
     schema_of,
     tree_leaves,
+    watch_symbol,
 )
-from shardwright.tracing.failures import explain, line_before
+from shardwright.tracing.calls import SYMBOLS, CallLog, expression, tensors_in
+from shardwright.tracing.failures import explain, is_of_program, line_before
 from shardwright.tracing.flat import FlatModel
 from shardwright.tracing.origins import line_of_program, refuse_here
 from shardwright.tracing.tracer import fake_mode, let_stand_in, on_fakes, undisturbed
@@ -49,13 +49,10 @@ from shardwright.tracing.tracer import fake_mode, let_stand_in, on_fakes, undist
 Dims = Mapping[str, Sequence[int]]
 """The dimensions of inputs that have a size, by input."""
 Size = int | torch.SymInt
-Symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
-Call = tuple[Any, list[Any], list[Any]]
-"""A function of torch, what it took and what it gave; of tensors, dtypes and shapes."""
-PLAIN = (int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 Guard = tuple[sympy.Basic, Source | None]
-EXPANDING = {torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to}
-ENDS = {"size", "shape", "end"}
+KEYS_DO_NOT_MATTER = {"einops"}
+"""Packages that go another way to the same result where a size is no key."""
+ENDS = {"size", "shape", "end", "repeats", "N"}
 """Arguments of operators that say how long something is, and no more."""
 
 
@@ -69,11 +66,14 @@ class SizeTrace:
         Where tensors of this size are made, and along which dimensions.
     squared
         Where a tensor has the size in two dimensions, in words.
+    outputs
+        The dimensions of each output of the graph that have the size.
     """
 
     least: int = 1
     ends: Ends = field(default_factory=dict)
     squared: str = ""
+    outputs: tuple[tuple[int, ...], ...] | None = None
 
 
 def trace_sizes(graph: IRGraph, dims: Mapping[str, Dims]) -> dict[str, SizeTrace]:
@@ -88,29 +88,49 @@ def trace_sizes(graph: IRGraph, dims: Mapping[str, Dims]) -> dict[str, SizeTrace
         return {name: SizeTrace() for name in own}
     symbolic = _run(graph, dims, own, varying)
     symbols = symbolic.symbols
-    if not _is_alike(graph, dims, own, symbolic):
+    fixed = check_unchanged(graph, dims, own)
+    symbolic.check_ends(fixed)
+    if not _is_alike(fixed, symbolic, graph, own):
         raise InputError("the model makes other calls where its sizes vary")
     found = {name: SizeTrace() for name in own}
     for name, symbol in symbols.items():
         least = _least(symbolic.guards, symbol, name, own[name])
+        if least < own[name] - 1:
+            # What asks for the kind of a number, and not for the number, asks nothing of a symbol.
+            _check_alike(graph, dims, {**own, name: own[name] - 1}, symbolic)
         if least == 2:
-            least = 1 if _is_alike(graph, dims, {**own, name: 1}, symbolic) else 2
-        found[name] = SizeTrace(
-            least, symbolic.flow.ends_of(symbol), symbolic.flow.squared.get(symbol, "")
-        )
+            try:
+                _check_alike(graph, dims, {**own, name: 1}, symbolic)
+                least = 1
+            except InputError:
+                least = 2
+        found[name] = symbolic.trace(symbol, least)
     return found
 
 
-def _is_alike(
+def check_unchanged(
+    graph: IRGraph, dims: Mapping[str, Dims] | None = None, sizes: Mapping[str, int] | None = None
+) -> SizeRun:
+    """Raise InputError where the model does not do what it did when it was captured."""
+    run = _run(graph, dims or {}, sizes or {})
+    assert graph.captured is not None
+    if hash(run.log.calls()) != graph.captured.calls:
+        raise InputError("the model does otherwise than when it was captured: it was changed")
+    return run
+
+
+def _check_alike(
     graph: IRGraph, dims: Mapping[str, Dims], sizes: Mapping[str, int], symbolic: SizeRun
-) -> bool:
-    """Whether the model runs with these sizes, and does what it does with symbols for them."""
-    try:
-        run = _run(graph, dims, sizes)
-    except InputError:
-        return False
+) -> None:
+    """Raise InputError where the model does with these sizes not what it does with symbols."""
+    if not _is_alike(_run(graph, dims, sizes), symbolic, graph, sizes):
+        raise InputError("the model makes other calls where its sizes vary")
+
+
+def _is_alike(run: SizeRun, symbolic: SizeRun, graph: IRGraph, sizes: Mapping[str, int]) -> bool:
+    """Whether a run with numbers is that with symbols for them."""
     numbers = {symbol: sizes[name] for name, symbol in symbolic.symbols.items()}
-    same_calls = run.calls_at({}) == symbolic.calls_at(numbers)
+    same_calls = run.log.calls() == symbolic.log.calls(numbers)
     return same_calls and run.result == symbolic.result == graph.out_structure
 
 
@@ -140,7 +160,10 @@ def _least(guards: Sequence[Guard], symbol: sympy.Symbol, name: str, own: int) -
         least = max(least, next(failing, least - 1) + 1)
         if least == own > 2:
             text = asked.xreplace({symbol: sympy.Symbol(name)})
-            raise InputError(f"{line_before(line)}the model asks for the size itself, {text}")
+            raise InputError(
+                f"{line_before(line)}the model asks for the size itself, {text} (as len(x) and "
+                "int(x.shape[0]) do; x.shape[0] does not)"
+            )
     return least
 
 
@@ -155,76 +178,53 @@ class SizeRun:
         Of the sizes that had one.
     guards
         What was asked about them and was true, and by which lines.
-    calls
-        Functions of torch, with what they took and gave.
-    result
-        Its structure.
-    flow
-        Where the symbols went.
+    log, flow
+        The calls, and where the symbols went.
+    result, outputs
+        Its structure, and its tensors' dimensions with symbols.
     """
 
     symbols: dict[str, sympy.Symbol]
     guards: Sequence[Guard]
-    calls: list[Call]
-    result: Tree | None
+    log: CallLog
     flow: _SizeFlow
+    result: Tree | None
+    outputs: Sequence[Mapping[sympy.Symbol, Sequence[int]]]
 
-    def calls_at(self, sizes: Mapping[sympy.Symbol, int]) -> list[Call]:
-        """The calls with numbers in the place of symbols, and of tensors in order.
+    def trace(self, symbol: sympy.Symbol, least: int) -> SizeTrace:
+        """What was done with one symbol."""
+        flow, outputs = self.flow, [tuple(dims.get(symbol, ())) for dims in self.outputs]
+        squared = flow.squared.get(symbol, "")
+        return SizeTrace(least, flow.ends_of(symbol), squared, tuple(outputs))
 
-        Those that only expand a tensor to the shape that it has are left out.
+    def check_ends(self, fixed: SizeRun) -> None:
+        """Raise InputError where numbers make no operator of what ends at a symbol.
+
+        A part of a tensor that is all of it is the tensor.
         """
-        numbers = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}
-        places: dict[int, int] = defaultdict(count().__next__)
-        found: list[Call] = []
-        for function, taken, made in self.calls:
-            taken, made = _at(taken, numbers), _at(made, numbers)
-            if function in EXPANDING and made[0].shape == taken[0].shape:
-                places[made[0].id] = places[taken[0].id]
-            else:
-                found.append((function, _placed(taken, places), _placed(made, places)))
-        return found
-
-
-class TensorNote(NamedTuple):
-    """A tensor that a call took or gave."""
-
-    id: int
-    is_fake: bool
-    dtype: torch.dtype
-    shape: tuple[Any, ...]
-
-
-def _at(items: Sequence[Any], numbers: Mapping[sympy.Symbol, sympy.Integer]) -> list[Any]:
-    """Items with numbers in the place of symbols."""
-    found: list[Any] = []
-    for item in items:
-        if isinstance(item, TensorNote):
-            found.append(item._replace(shape=tuple(_at(item.shape, numbers))))
-        else:
-            found.append(item.xreplace(numbers) if isinstance(item, sympy.Basic) else item)
-    return found
-
-
-def _placed(items: Sequence[Any], places: dict[int, int]) -> list[Any]:
-    """Items, fake tensors by when they were seen first; others are the same in each run."""
-    return [
-        item._replace(id=places[item.id]) if isinstance(item, TensorNote) and item.is_fake else item
-        for item in items
-    ]
+        for line, by_name in self.flow.ends.items():
+            for name, dims in by_name.items():
+                counts = [run.flow.counts[line, name] for run in (self, fixed)]
+                if dims and counts[0] != counts[1]:
+                    raise InputError(
+                        f"{line_before(line)}the model takes a part that is all of it for the "
+                        f"example alone ({name})"
+                    )
 
 
 def _run(
     graph: IRGraph, dims: Mapping[str, Dims], sizes: Mapping[str, int], varying: Sequence[str] = ()
 ) -> SizeRun:
     """Run a graph's model with symbols for the sizes that vary. Raises InputError."""
-    model, arguments = graph.model, graph.in_structure
-    if model is None or arguments is None:
+    if graph.captured is None or graph.in_structure is None:
         raise InputError("it is not known from which model the graph was captured")
+    model, arguments = graph.captured.model, graph.in_structure
     failure = ""
-    with undisturbed(model):
+    with undisturbed(model), torch.set_grad_enabled(graph.captured.records):
         try:
             return _traced(FlatModel(model, arguments), graph, dims, sizes, varying)
+        except InputError:
+            raise
         except CaptureError as error:
             failure = str(error)
         except Exception as error:
@@ -241,19 +241,32 @@ def _traced(
 ) -> SizeRun:
     _check_same(flat.model, graph)
     mode, answers = fake_mode()
-    given: dict[str, Size] = {**sizes, **{name: _symbol(mode, sizes[name]) for name in varying}}
-    symbols = {name: _expression(given[name]) for name in varying}
+    given: dict[str, Any] = {**sizes, **{name: _symbol(mode, sizes[name]) for name in varying}}
+    symbols = {name: expression(given[name]) for name in varying}
+    written: list[Source] = []
+    for name in varying:
+        watch_symbol(given[name], partial(_note_text, written))
     inputs = _inputs(mode, graph, dims, given)
     device = inputs[0].device if inputs else torch.device("cpu")
     stored = [fake for _, _, fake in let_stand_in(flat.model, mode, device)]
-    calls, flow = _CallLog(), _SizeFlow()
-    calls.note("begin", None, (stored, inputs))
-    with on_fakes(mode), flow, calls:
+    log, flow = CallLog(), _SizeFlow()
+    log.note("begin", None, (stored, inputs))
+    with on_fakes(mode), flow, log:
         results = flat(*inputs)
-    calls.note("end", results, None)
+    log.note("end", results, None)
+    if written:
+        raise InputError(f"{line_before(written[0])}the model makes a text or a key of a size")
     lines = answers.lines
     guards = [(guard.expr, lines.get(place)) for place, guard in enumerate(answers.guards)]
-    return SizeRun(symbols, guards, calls.calls, flat.result, flow)
+    return SizeRun(symbols, guards, log, flow, flat.result, [*map(_dims_of, results)])
+
+
+def _note_text(written: list[Source], frame: FrameType | None) -> None:
+    """Note the line of a program that makes a text or a key of a size."""
+    if frame is None or not is_of_program(frame.f_code.co_filename):
+        return
+    if frame.f_globals.get("__name__", "").partition(".")[0] not in KEYS_DO_NOT_MATTER:
+        written.append(Source(frame.f_code.co_filename, frame.f_lineno))
 
 
 def _check_same(model: nn.Module, graph: IRGraph) -> None:
@@ -305,50 +318,6 @@ def _inputs(
 # --- what a run notes -----------------------------------------------------------------------------
 
 
-class _CallLog(TorchFunctionMode):
-    """Notes the calls of torch that a program makes, as it writes them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[Call] = []
-        self._kept: list[Any] = []
-
-    @never_compiled
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if result is None or _tensors(result):  # Others ask something about a tensor.
-            self.note(func, (args, kwargs), result)
-        return result
-
-    def note(self, function: Any, taken: Any, made: Any) -> None:
-        """Note a call."""
-        self.calls.append((function, [*_noted(taken)], [*_noted(made)]))
-        self._kept.append((taken, made))  # Other tensors could have the ids of these.
-
-
-def _noted(items: Any) -> Iterator[Any]:
-    """What calls are compared by."""
-    for item in tree_leaves(items):
-        if isinstance(item, torch.Tensor):
-            shape = tuple(map(_expression, item.shape))
-            yield TensorNote(id(item), isinstance(item, FakeTensor), item.dtype, shape)
-        elif isinstance(item, torch.Size):
-            yield from map(_expression, item)
-        elif isinstance(item, slice):
-            yield from _noted((item.start, item.stop, item.step))
-        elif isinstance(item, (*Symbols, *PLAIN)):
-            yield _expression(item)
-        else:
-            yield type(item)
-
-
-def _expression(number: Any) -> Any:
-    """A symbol's expression; another number itself."""
-    return number.node.expr if isinstance(number, Symbols) else number
-
-
 class _SizeFlow(TorchDispatchMode):
     """Notes where sizes that vary go, and refuses to compute with them.
 
@@ -359,6 +328,7 @@ class _SizeFlow(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.ends: dict[Source | None, dict[str, dict[sympy.Symbol, set[int]]]] = {}
         self.squared: dict[sympy.Symbol, str] = {}
+        self.counts: Counter[tuple[Source | None, str]] = Counter()
 
     def ends_of(self, symbol: sympy.Symbol) -> Ends:
         """The dimensions with one symbol."""
@@ -377,8 +347,9 @@ class _SizeFlow(TorchDispatchMode):
             raise refuse_here(f"the model computes with a size that varies, in {func}")
         result = func(*args, **(kwargs or {}))
         line = line_of_program(sys._getframe(1))
+        self.counts[line, operator_of(func)] += 1
         noted = self.ends.setdefault(line, {}).setdefault(operator_of(func), defaultdict(set))
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             for symbol, dims in _dims_of(tensor).items():
                 if len(dims) > 1:
                     where = f"{line_before(line)}{func} makes a tensor that has the size twice"
@@ -388,12 +359,8 @@ class _SizeFlow(TorchDispatchMode):
         return result
 
 
-def _tensors(items: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(items) if isinstance(leaf, torch.Tensor)]
-
-
 def _symbolic(items: Any) -> list[Any]:
-    return [leaf for leaf in tree_leaves(items) if isinstance(leaf, Symbols)]
+    return [leaf for leaf in tree_leaves(items) if isinstance(leaf, SYMBOLS)]
 
 
 def _is_length(number: Any) -> bool:

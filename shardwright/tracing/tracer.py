@@ -46,6 +46,7 @@ from shardwright.torch_internals import (
     never_compiled,
     tracing,
 )
+from shardwright.tracing.calls import CallLog
 from shardwright.tracing.closures import model_unchanged
 from shardwright.tracing.failures import (
     CONTROL_FLOW,
@@ -85,13 +86,15 @@ class TracedProgram:
 
     The graph's placeholders are the tensors ``stored``, by their paths in the model, then the
     inputs; ``constants`` are what its other tensors are, by the targets of ``get_attr`` nodes.
-    ``left_out`` are lines that look at contents only to raise, or for nothing.
+    ``left_out`` are lines that look at contents only to raise, or for nothing; ``calls`` is the
+    hash of the calls of torch that it writes (`CallLog`).
     """
 
     graph: torch.fx.Graph
     stored: tuple[tuple[str, Owner], ...]
     constants: dict[str, TracedConstant]
     left_out: tuple[Source, ...]
+    calls: int
 
 
 def trace_program(
@@ -142,8 +145,8 @@ def _traced(flat: FlatModel, tensors: list[torch.Tensor]) -> TracedProgram:
     device = tensors[0].device if tensors else torch.device("cpu")
     stored = let_stand_in(flat.model, mode, device)
     arguments = [_like(mode, index, tensor) for index, tensor in enumerate(tensors)]
-    tracer = _Tracer()
-    _trace(tracer, flat.forward, [fake for _, _, fake in stored], arguments, mode)
+    tracer, log = _Tracer(), CallLog()
+    _trace(tracer, flat.forward, [fake for _, _, fake in stored], arguments, mode, log)
     drop_failed_backwards(tracer.graph)
     looked = _drop_unused_numbers(tracer.graph)
     return TracedProgram(
@@ -151,6 +154,7 @@ def _traced(flat: FlatModel, tensors: list[torch.Tensor]) -> TracedProgram:
         tuple((path, owner) for path, owner, _ in stored),
         dict(_constants(tracer.root, mode, names)),
         tuple(sorted(looked | answers.left_out, key=str)),
+        hash(log.calls()),
     )
 
 
@@ -296,6 +300,7 @@ def _trace(
     stored: Sequence[torch.Tensor],
     arguments: Sequence[torch.Tensor],
     mode: FakeTensorMode,
+    log: CallLog,
 ) -> None:
     """Record the calls that ``function(*arguments)`` makes.
 
@@ -315,7 +320,10 @@ def _trace(
                 for index in range(len(given))
             ]
             track_tensor_tree(given, proxies, constant=None, tracer=tracer)
-        made = function(*arguments)
+        log.note("begin", None, (stored, arguments))
+        with log:
+            made = function(*arguments)
+        log.note("end", made, None)
         nodes = [get_proxy_slot(tensor, tracer, tensor, attrgetter("proxy")) for tensor in made]
         tracer.create_node("output", "output", (tracer.create_arg(nodes),), {})
 

@@ -334,6 +334,29 @@ def test_a_model_that_is_another_one_later() -> None:
         programs.at(batch=8)
 
 
+def test_a_model_whose_attribute_is_another_later() -> None:
+    model = Scored("ignored")
+    args = (torch.arange(12).reshape(2, 6), torch.zeros(2, 6))
+    programs = capture(model, args, dynamic={"ids": {0: "batch"}, "mask": {0: "batch"}})
+    model.meaning = "unused"
+    with pytest.raises(CaptureError, match="otherwise than when it was captured"):
+        programs.at(batch=4)
+
+
+def test_an_example_of_one_that_two_do_not_go_with() -> None:
+    class Added(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + y
+
+    programs = capture(Added(), (torch.randn(3, 1), torch.randn(1, 3)), dynamic={"y": {0: "n"}})
+    args = (torch.randn(3, 1), torch.randn(3, 3))
+    torch.testing.assert_close(programs.run(*args), args[0] + args[1])
+    programs = capture(Added(), (torch.randn(1, 4), torch.randn(5, 4)), dynamic={"x": {0: "n"}})
+    assert "does not take two" in programs.shapes.sizes["n"].reason
+    args = (torch.randn(5, 4), torch.randn(5, 4))
+    torch.testing.assert_close(programs.run(*args), args[0] + args[1])
+
+
 def test_a_model_that_mixes_rows_of_some_sizes_alone() -> None:
     class Sometimes(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

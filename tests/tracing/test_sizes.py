@@ -23,6 +23,7 @@ class Model(nn.Module):
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
         self.one, self.two = torch.tensor(1.0), torch.tensor(2.0)
         self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("wide", torch.randn(4, ROWS))
         self.register_buffer("table", torch.randn(20, 4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,6 +38,26 @@ def counts(model: nn.Module, x: Tensor) -> Tensor:
 def chooses(model: nn.Module, x: Tensor) -> Tensor:
     first, second = x.sin(), x.cos()
     return (first if x.shape[0] == 1 else second) * 2
+
+
+def writes(model: nn.Module, x: Tensor) -> Tensor:
+    part = model.wide[:, : x.shape[0]]
+    part += 1
+    total = model.wide.sum()
+    return x + total
+
+
+def pads(model: nn.Module, x: Tensor) -> Tensor:
+    made = torch.zeros(ROWS, 4)
+    made[: x.shape[0]] = x
+    return made
+
+
+def looks_up(model: nn.Module, x: Tensor) -> Tensor:
+    try:
+        return x * {4: 3.0}[x.shape[0]]
+    except (KeyError, TypeError):
+        return x
 
 
 PADDED = {
@@ -56,9 +77,30 @@ PADDED = {
         1,
     ),
     "slice": (lambda m, x: x + m.table[: x.shape[0]], 1),
+    "repeated": (lambda m, x: torch.cat([m.first.bias.repeat(x.shape[0], 1), x], 1), 1),
+    "of its dtype": (lambda m, x: (x + x.new_zeros(x.shape[0], 4)).type_as(x), 1),
+    "group norm": (lambda m, x: torch.group_norm(x, 2), 1),
+    "by numbers": (
+        lambda m, x: x[:, None][torch.arange(x.shape[0])[:, None], x[:, :1].long() * 0],
+        1,
+    ),
     "numbered": (lambda m, x: x + torch.arange(x.shape[0])[:, None], 1),
 }
 REFUSED = {
+    "part that is all": (
+        lambda m, x: x + m.wide[:, : x.shape[0]].sum(1),
+        "takes a part that is all of it",
+    ),
+    "written part that is all": (writes, "takes a part that is all of it"),
+    "padded to the example": (pads, "takes a part that is all of it"),
+    "many numbers": (
+        lambda m, x: (x, torch.arange(4 * x.shape[0]).view(4, -1)),
+        "depends on how many",
+    ),
+    "text": (lambda m, x: x * {"2": 0.5}.get(f"{x.shape[0]}", 1.0), "a text or a key"),
+    "texts": (lambda m, x: x * (2 if str(tuple(x.shape)) == "(4, 4)" else 1), "a text or a key"),
+    "key": (looks_up, "a text or a key"),
+    "kind": (lambda m, x: x * (x.shape[0] if isinstance(x.shape[0], int) else 8), "other calls"),
     "divided": (lambda m, x: x / x.shape[0], "computes with a size"),
     "of all elements": (lambda m, x: x / x.numel(), "computes with a size"),
     "filled": (lambda m, x: x * torch.full((1,), x.shape[0]), "computes with a size"),
@@ -145,6 +187,9 @@ def test_the_model_stays_as_it_is_and_is_asked_only_while_it_does() -> None:
     before = {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
     assert padded_rows(graph, ["x"]) == (1, {"output": 0})
     assert {n: id(t) for n, t in model.state_dict(keep_vars=True).items()} == before
+    model.function = PADDED["branch at 1"][0]
+    with pytest.raises(InputError, match="does otherwise than when it was captured"):
+        padded_rows(graph, ["x"])
     model.train()
     with pytest.raises(InputError, match="the model was changed after it was captured: its mode"):
         padded_rows(graph, ["x"])
