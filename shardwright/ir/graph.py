@@ -54,9 +54,13 @@ class NodeList(list[T]):
 
 
 class Captured(NamedTuple):
-    """A model, the hash of the calls of torch that it made, and whether gradients were recorded."""
+    """What a graph was captured from.
 
-    model: nn.Module
+    A copy of the model with its tensors, None where it cannot be copied; the hash of the calls of
+    torch that it made, and whether gradients were recorded.
+    """
+
+    model: nn.Module | None
     calls: int
     records: bool
 

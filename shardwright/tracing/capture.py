@@ -12,6 +12,7 @@ the program's line.
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,8 +104,19 @@ def _captured(
         program = trace_program(flat, tensors)
         graph = TracedGraph(name or type(model).__name__, flat, program, contents).finish(3)
         graph.training = model.training
-        graph.captured = Captured(model, program.calls, torch.is_grad_enabled())
+        graph.captured = Captured(_copied(model), program.calls, torch.is_grad_enabled())
     return graph
+
+
+def _copied(model: nn.Module) -> nn.Module | None:
+    """The model as it is now, with the same tensors; None where it cannot be copied."""
+    held = [item for module in model.modules() for item in vars(module).values()]
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [item for item in held if isinstance(item, torch.Tensor)]
+    try:
+        return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    except Exception:  # whatever objects of the user's raise
+        return None
 
 
 def _take_apart(

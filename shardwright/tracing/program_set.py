@@ -58,7 +58,7 @@ from shardwright.tracing.padding import (
     run_named,
     shapes_of,
 )
-from shardwright.tracing.sizes import check_unchanged, trace_sizes
+from shardwright.tracing.sizes import check_same_model, trace_sizes
 
 Dynamic = Mapping[str, Mapping[int, Any] | Sequence[Any]] | Sequence[Any]
 """Names of sizes by input and dimension; or other calls, the sizes that differ in them varying."""
@@ -119,7 +119,7 @@ class ProgramSet:
         key = tuple(sizes[name] for name in self.shapes.sizes)
         with self._growing:
             if key not in self.graphs:
-                self._check_same_model()
+                self._check_mode()
                 self._keep(key, self._captured(self.shapes, sizes))
         return self.graphs[key]
 
@@ -150,23 +150,26 @@ class ProgramSet:
         """Add a graph, its stored values named as in the first. Raises CaptureError."""
         _check_same_tensors(graph, self.first)
         sizes = dict(zip(self.shapes.sizes, key, strict=True))
+        dims = {name: size.inputs for name, size in self.shapes.sizes.items()}
+        captured = self.first.captured
+        try:
+            if captured is not None and captured.model is not None:
+                check_same_model(self.first, graph, dims, sizes)
+        except InputError as error:
+            raise CaptureError(f"{error}; capture it for all sizes again") from None
         try:
             self.least[key] = self._least(graph, sizes)
         except InputError:
             self.least[key] = sizes
         self.graphs[key] = share_names(graph, self.first)
 
-    def _check_same_model(self) -> None:
-        """Raise CaptureError where the model is not what it was at the first capture."""
+    def _check_mode(self) -> None:
+        """Raise CaptureError where the model is in another mode than at the first capture."""
         if self.first.training != self.model.training:
             mode = "train" if self.first.training else "eval"
             raise CaptureError(
                 f"the model was in {mode} mode for its other sizes; call {mode}() before"
             )
-        try:
-            check_unchanged(self.first)
-        except InputError as error:
-            raise CaptureError(f"{error}; capture it for all sizes again") from None
 
     def _least(self, graph: IRGraph, sizes: Sizes) -> Sizes:
         """The least sizes that are padded to a graph's. Raises InputError where none are."""

@@ -88,7 +88,7 @@ def trace_sizes(graph: IRGraph, dims: Mapping[str, Dims]) -> dict[str, SizeTrace
         return {name: SizeTrace() for name in own}
     symbolic = _run(graph, dims, own, varying)
     symbols = symbolic.symbols
-    fixed = check_unchanged(graph, dims, own)
+    fixed = check_same_model(graph, graph, dims, own)
     symbolic.check_ends(fixed)
     if not _is_alike(fixed, symbolic, graph, own):
         raise InputError("the model makes other calls where its sizes vary")
@@ -108,14 +108,13 @@ def trace_sizes(graph: IRGraph, dims: Mapping[str, Dims]) -> dict[str, SizeTrace
     return found
 
 
-def check_unchanged(
-    graph: IRGraph, dims: Mapping[str, Dims] | None = None, sizes: Mapping[str, int] | None = None
+def check_same_model(
+    first: IRGraph, graph: IRGraph, dims: Mapping[str, Dims], sizes: Mapping[str, int]
 ) -> SizeRun:
-    """Raise InputError where the model does not do what it did when it was captured."""
-    run = _run(graph, dims or {}, sizes or {})
-    assert graph.captured is not None
-    if hash(run.log.calls()) != graph.captured.calls:
-        raise InputError("the model does otherwise than when it was captured: it was changed")
+    """Raise InputError where a graph of these sizes is not of the model of a first one."""
+    run = _run(first, dims, sizes)
+    if graph.captured is None or hash(run.log.calls()) != graph.captured.calls:
+        raise InputError("the model does otherwise than when it was captured")
     return run
 
 
@@ -219,6 +218,8 @@ def _run(
     if graph.captured is None or graph.in_structure is None:
         raise InputError("it is not known from which model the graph was captured")
     model, arguments = graph.captured.model, graph.in_structure
+    if model is None:
+        raise InputError("the model cannot be copied (copy.deepcopy), to be looked at again")
     failure = ""
     with undisturbed(model), torch.set_grad_enabled(graph.captured.records):
         try:

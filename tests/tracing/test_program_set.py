@@ -1,5 +1,6 @@
 """Graphs of a model for sizes that vary, each held against the model itself."""
 
+import threading
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -341,6 +342,15 @@ def test_a_model_whose_attribute_is_another_later() -> None:
     model.meaning = "unused"
     with pytest.raises(CaptureError, match="otherwise than when it was captured"):
         programs.at(batch=4)
+
+
+def test_a_model_that_cannot_be_copied_is_not_padded() -> None:
+    model = Mlp().eval()
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    programs = capture(model, (torch.randn(3, 8),), dynamic={"x": BATCH})
+    x = torch.randn(5, 8)
+    torch.testing.assert_close(programs.run(x), model(x))
+    assert "cannot be copied" in programs.shapes.sizes["batch"].reason
 
 
 def test_an_example_of_one_that_two_do_not_go_with() -> None:
