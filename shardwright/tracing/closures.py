@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")  # of whatever environment i
 _PLAIN = {type(None), bool, int, float, complex, str, bytes}
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _OF_TORCH = (nn.Module, torch.Tensor)
+_CACHED = type(cache(len))
 
 
 @dataclass
@@ -238,15 +239,38 @@ def unchanged(closure: Closure) -> Iterator[list[str]]:
 
 @contextmanager
 def model_unchanged(model: nn.Module) -> Iterator[None]:
-    """Put back modules' attributes, tensors, submodules, hooks, and what objects in them hold."""
+    """Put back modules' attributes, tensors, submodules, hooks, and what objects in them hold.
+
+    What functions in the modules' files keep of their results (`functools.cache`) is dropped.
+    """
     tables = [vars(module) for module in model.modules()]
     held = _held_by(item for table in tables for item in table.values())
     restorers = [restore for item in (*tables, *held) for restore in _contents(item)]
+    restorers += _caches(model)
     try:
         yield
     finally:
         for restore in restorers:
             restore()
+
+
+def _caches(model: nn.Module) -> Iterator[Callable[[], Any]]:
+    """How to empty the caches that get more meanwhile: it may be fake tensors."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    own = {kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins")}
+    spaces = [
+        *own,
+        *{sys.modules[kind.__module__] for kind in own if kind.__module__ in sys.modules},
+    ]
+    for item in {id(item): item for space in spaces for item in vars(space).values()}.values():
+        cached = getattr(item, "__func__", item)  # Of a static or class method.
+        if isinstance(cached, _CACHED):
+            yield partial(_empty_if_grown, cached, cached.cache_info().misses)
+
+
+def _empty_if_grown(cached: Any, misses: int) -> None:
+    if cached.cache_info().misses != misses:
+        cached.cache_clear()
 
 
 def _random_numbers() -> Iterator[Callable[[], Any]]:

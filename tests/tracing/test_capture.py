@@ -1,6 +1,7 @@
 """capture: what the issue and the design list as pitfalls, each compared with eager."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import pytest
@@ -289,3 +290,24 @@ def test_writing_to_a_closed_over_tensor_is_refused(x: torch.Tensor) -> None:
     cache = torch.zeros(4)
     with pytest.raises(CaptureError, match="register_buffer"):
         captured(lambda m, x: cache.add_(x.sum(0)), x)
+
+
+@functools.lru_cache
+def table(size: int) -> torch.Tensor:
+    return torch.arange(size).float()
+
+
+def test_a_cache_of_a_function_keeps_nothing_of_a_capture() -> None:
+    class Cached(nn.Module):
+        @functools.cache  # noqa: B019 (the model lives as long as the test)
+        def scale(self, size: int) -> torch.Tensor:
+            return torch.full((size,), 2.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale(x.shape[1]) + table(x.shape[1])
+
+    model, x = Cached(), torch.randn(3, 4)
+    graph = capture(model, (x,))
+    assert type(model(x)) is torch.Tensor
+    assert torch.equal(graph.run(x), model(x))
+    table.cache_clear()
