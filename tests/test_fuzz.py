@@ -30,7 +30,7 @@ def test_programs_that_failed_once_are_right_or_refused_in_every_way() -> None:
 
 
 PROGRAMS = 200
-SHARE = 0.3
+SHARE = 0.5
 """Of the ways that `make fuzz` goes with each program."""
 
 
