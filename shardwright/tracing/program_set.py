@@ -107,6 +107,7 @@ class ProgramSet:
         self.first = probe.graph(made)
         self.graphs: dict[tuple[int, ...], IRGraph] = {}
         self.least: dict[tuple[int, ...], Sizes] = {}
+        self._is_copied = False  # Whether its copy does what the model did, which tells a change.
         self._keep(key_of(made), self.first)
 
     @property
@@ -151,12 +152,13 @@ class ProgramSet:
         _check_same_tensors(graph, self.first)
         sizes = dict(zip(self.shapes.sizes, key, strict=True))
         dims = {name: size.inputs for name, size in self.shapes.sizes.items()}
-        captured = self.first.captured
         try:
-            if captured is not None and captured.model is not None:
-                check_same_model(self.first, graph, dims, sizes)
+            check_same_model(self.first, graph, dims, sizes)
         except InputError as error:
-            raise CaptureError(f"{error}; capture it for all sizes again") from None
+            if self._is_copied:
+                raise CaptureError(f"{error}; capture it for all sizes again") from None
+        else:
+            self._is_copied |= graph is self.first
         try:
             self.least[key] = self._least(graph, sizes)
         except InputError:

@@ -353,6 +353,16 @@ def test_a_model_that_cannot_be_copied_is_not_padded() -> None:
     assert "cannot be copied" in programs.shapes.sizes["batch"].reason
 
 
+def test_a_model_whose_copy_is_not_it_is_not_padded() -> None:
+    """A closure of its own reaches the model, and not the copy."""
+    model = Mlp().eval()
+    model.norm.register_forward_hook(lambda *_: model.up.bias * 2)
+    programs = capture(model, (torch.randn(3, 8),), dynamic={"x": BATCH})
+    assert padding(programs) == {"batch": None}
+    x = torch.randn(5, 8)
+    torch.testing.assert_close(programs.run(x), model(x))
+
+
 def test_an_example_of_one_that_two_do_not_go_with() -> None:
     class Added(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
