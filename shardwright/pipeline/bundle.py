@@ -42,11 +42,14 @@ FileMark = tuple[int, ...]
 
 
 class BundleMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pipeline file of a bundle's folder, its sizes, and the least that are padded to them."""
+    """A pipeline file of a bundle's folder, its sizes, and the least that are padded to them.
+
+    Without ``least``, as folders of before have it, nothing is padded to them.
+    """
 
     file: str
     sizes: Sizes
-    least: Sizes
+    least: Sizes = {}
 
 
 class BundleIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -221,7 +224,8 @@ class Bundle:
             raise broken("bundle", f"{path / INDEX} names two pipelines for the same sizes")
         for pipeline in pipelines.values():
             files.update((file, _mark(file)) for file in _parameter_files(pipeline))
-        least = {key: each.least for key, each in zip(pipelines, index.members, strict=True)}
+        members = zip(pipelines, index.members, strict=True)
+        least = {key: each.least or each.sizes for key, each in members}
         made = cls(index.shapes, pipelines, least, files=files)
         made.check_unchanged()
         for sizes, pipeline in zip(made.sizes(), pipelines.values(), strict=True):
@@ -313,7 +317,7 @@ def _check_index(index: BundleIndex, path: Path) -> None:
     for member in index.members:
         if Path(member.file).name != member.file or not member.file.endswith(".json"):
             raise broken("bundle", f"{path} names {member.file!r}, which is no file beside it")
-        for sizes in (member.sizes, member.least):
+        for sizes in (member.sizes, member.least or member.sizes):
             if sizes.keys() != index.shapes.sizes.keys() or min(sizes.values()) < 1:
                 raise broken(
                     "bundle",

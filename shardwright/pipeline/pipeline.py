@@ -180,7 +180,7 @@ class Pipeline(Document, dict=True):
         inputs = self.metadata.tensors.inputs
         sizes = dict.fromkeys(whole.shape[0] for whole in inputs.values() if whole.shape)
         found = []
-        for size in sizes:
+        for size in (each for each in sizes if each > 1):
             with suppress(InputError):
                 batched = [name for name, whole in inputs.items() if whole.shape[:1] == (size,)]
                 found.append(self.rows_of(batched))

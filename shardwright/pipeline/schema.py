@@ -205,7 +205,7 @@ class BatchRows(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=T
     inputs: tuple[str, ...]
     outputs: dict[str, Natural]
     # optional keys
-    least: int = 1
+    least: Natural = 1
 
 
 class Metadata(Struct, omit_defaults=True, forbid_unknown_fields=True):

@@ -95,6 +95,17 @@ def test_a_call_runs_on_the_next_larger_one_there_is(folder: Path) -> None:
         bundle.at(**larger)
 
 
+def test_a_folder_that_does_not_say_what_is_padded_pads_nothing(folder: Path) -> None:
+    members = json.loads((folder / INDEX).read_text())["members"]
+    changed(folder, members=[{k: v for k, v in m.items() if k != "least"} for m in members])
+    model, _ = made()
+    with sw.Runner(folder, in_process=True) as runner:
+        x = torch.randn(4, 8, 8)
+        torch.testing.assert_close(runner(x), model(x))
+        with pytest.raises(InputError, match="no program for batch=3,length=8"):
+            runner(x[:3])
+
+
 def test_saving_again(folder: Path) -> None:
     model, bundle = made()
     bundle.save(folder)
