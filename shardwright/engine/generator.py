@@ -112,12 +112,18 @@ class Generator:
         return all(tuple(tensor.shape) == inputs[name].shape for name, tensor in whole.items())
 
     def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The call's tensors by their names in the original."""
+        """The call's tensors by their names in the original. Raises InputError."""
         if self._structure is None:
-            return self._name_flat(args, kwargs)
-        arguments = self._structure.inputs
-        names = [leaf.name for leaf in leaves(arguments)]
-        return dict(zip(names, flatten_call(arguments, args, kwargs), strict=True))
+            named = self._name_flat(args, kwargs)
+        else:
+            arguments = self._structure.inputs
+            names = [leaf.name for leaf in leaves(arguments)]
+            named = dict(zip(names, flatten_call(arguments, args, kwargs), strict=True))
+        for name, tensor in named.items():
+            if tensor.layout is not torch.strided or tensor.is_meta:
+                found = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
+                raise InputError(f"input {name!r} is {found}; give a dense tensor with contents")
+        return named
 
     def _name_flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         names = _by_place(self._originals.inputs)

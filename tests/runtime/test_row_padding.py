@@ -186,3 +186,14 @@ def test_other_shapes_are_refused_as_before() -> None:
                 runner(torch.randn(rows, 4, columns), torch.ones(8))
         with pytest.raises(InputError, match="shapes are static"):
             runner(torch.randn(3, 4, 8), torch.ones(3))
+
+
+@pytest.mark.parametrize("rows", [ROWS, 4])
+def test_inputs_that_no_slot_takes(rows: int) -> None:
+    x = torch.randn(rows, 8)
+    pipeline = built(nn.Linear(8, 8), torch.randn(ROWS, 8), devices=1)
+    with sw.Runner(pipeline, in_process=True) as runner:
+        for given, said in ((x.to_sparse(), "layout torch.sparse_coo"), (x.to("meta"), "meta")):
+            with pytest.raises(InputError, match=f"'input' is .*{said}.*give a dense tensor"):
+                runner(given)
+        assert runner(x).shape == (rows, 8)
